@@ -166,7 +166,7 @@ def decode_file_name(name: str) -> str:
     if name == "%":
         return ""
     if is_hashed(name):
-        raise InvalidArgumentError(f"{name!r} is the hash of a long key: the key itself is kept elsewhere")
+        raise InvalidArgumentError(f"{name!r} is the hash of a long key, which is stored elsewhere")
     if not name or "/" in name or "\0" in name:
         raise InvalidArgumentError(f"{name!r} is not a file name")
     data = bytearray()

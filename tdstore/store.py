@@ -227,7 +227,7 @@ class Store(ABC):
         """
         specs = dict(zip(moves, self.specs(list(moves)), strict=True))
         if len(set(moves.values())) < len(moves):
-            raise InvalidArgumentError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
+            raise InvalidArgumentError(f"two leaves of {self.url} cannot have the same name: {dict(moves)}")
         moves = {old: new for old, new in moves.items() if old != new}
         # Where a new name is also an old one, its values must be taken before they are overwritten.
         replaced = [old for old in moves if old in set(moves.values())]
@@ -299,7 +299,7 @@ class Store(ABC):
             UnsupportedError: this backend has none.
         """
         raise UnsupportedError(
-            f"{self.url} cannot be given as an object of another library",
+            f"{self.url} has no object of another library",
             url=self.url,
             hint="td.commit(), and open it with that library",
         )

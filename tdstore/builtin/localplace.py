@@ -25,7 +25,7 @@ def local_place(location: str, backend: str, what: str) -> str:
     scheme = _SCHEME.match(text)
     if scheme is not None:
         raise OptionError(
-            f"the {backend} backend keeps local {what}s only, and {location!r} names {scheme[1]!r}",
+            f"the {backend} backend supports local {what}s only, and {location!r} names {scheme[1]!r}",
             url=location,
             hint="tdstore.backends() lists which backends take this scheme",
         )

@@ -107,8 +107,8 @@ class Publisher:
                 f"{self.url} has no conditional put here: of two writers that commit at once, one would be lost "
                 "unnoticed",
                 url=self.url,
-                hint="if nobody else writes there, say so: single_writer=True; a process that was forked from one that "
-                "uses obstore has none either: use spawn or forkserver",
+                hint="if no other process writes there, pass single_writer=True; a process that was forked from one "
+                "that uses obstore has none either: use spawn or forkserver",
             )
 
     def publish(self, data: bytes, generation: str, names: Iterable[str], expired: Sequence[str]) -> None:
@@ -239,7 +239,7 @@ class Publisher:
         missing = [name for name in self.mine if name not in there]
         if missing:
             raise StoreError(
-                f"{self.url} cannot be committed: {len(missing)} objects that this writer put are gone ({missing[0]})",
+                f"{self.url} cannot be committed: {len(missing)} objects of this writer were deleted ({missing[0]})",
                 url=self.url,
                 hint="collect(older_than=...) must be given more seconds than the longest save takes",
             )

@@ -142,7 +142,7 @@ def encode_objects(document: Document, *, url: str) -> bytes:
     )
     assert body.startswith(OBJECTS_START)
     if reason := _too_large(body):
-        raise InvalidArgumentError(f"{url} would have a manifest that nobody could read: {reason}")
+        raise InvalidArgumentError(f"{url} would have a manifest that cannot be read: {reason}")
     if len(document.pieces) > MAX_ROWS or len(document.extents) > MAX_ROWS:
         raise InvalidArgumentError(f"{url} would have {len(document.extents)} extents; the limit is {MAX_ROWS}")
     for what, paths in (("leaf", [leaf.path for leaf in document.leaves]), ("group", list(document.header.groups))):

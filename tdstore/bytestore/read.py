@@ -226,7 +226,7 @@ class Fetcher:
         raise CorruptStoreError(
             f"{self.url}: {owner(names[name])} cannot be read: {what}",
             url=self.url,
-            hint="if the dataset was written anew since it was opened, open it again; else restore it from a copy",
+            hint="if the dataset was replaced since it was opened, open it again; otherwise restore it from a copy",
         ) from error
 
     def _refuse(self, job: _Job, wants: Sequence[Want]) -> NoReturn:

@@ -163,8 +163,8 @@ class Selection:
             last = self._plans["last"] = _last(self._terms[0]) if self._terms else -1
         if last >= 0 and last >= shape[0]:
             raise BatchSizeError(
-                f"row {last} was selected of {self.src_shape[0]} rows, and by now there are {shape[0]}",
-                hint="take the window again from the TensorDict over the dataset",
+                f"row {last} was selected out of {self.src_shape[0]} rows, and now there are {shape[0]}",
+                hint="index the TensorDict over the dataset again",
             )
 
     def read_plan(self) -> ReadPlan:
@@ -201,7 +201,7 @@ def _last(term: Term) -> int:
 
 def _as_index(term: Term) -> int | slice | Tensor:
     if isinstance(term, Zipped):
-        raise InvalidTypeError("positions that go together are no index of one dimension")
+        raise InvalidTypeError("index tensors that are combined cannot index one dimension")
     if not isinstance(term, range):
         return term
     if term.step > 0:

@@ -198,7 +198,7 @@ def _compare(target: Store, batch: Batch, values: Sequence[Tensor], outs: Sequen
             f"{target.url}: {path_text(path)}{_place(value, back, index)} reads back other than it was written: "
             f"crc32c {crc32c(there.numpy()):08x}, expected {crc32c(written.numpy()):08x}",
             url=target.url,
-            hint="the medium or its server is at fault; the copy was not finished, run it again to another place",
+            hint="the storage or its server is at fault; the copy was not finished: copy to another location",
         )
 
 

@@ -38,7 +38,9 @@ class Initialization:
             lent: what is in its place.
         """
         if not hasattr(module, "initialize_parameters"):
-            raise InvalidStateError(f"{type(module).__name__} is no lazy module: its {key!r} cannot be uninitialized")
+            raise InvalidStateError(
+                f"{type(module).__name__} is not a lazy module: its {key!r} cannot be uninitialized"
+            )
         found = vars(module).get("initialize_parameters")
         if not isinstance(found, cls):
             found = vars(module)["initialize_parameters"] = cls(module)

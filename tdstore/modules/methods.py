@@ -99,7 +99,7 @@ class ModulesMixin(Container):
             raise InvalidStateError("from_modules: there are no modules to stack")
         if lazy_stack and as_module:
             raise InvalidStateError(
-                "from_modules: a lazy stack is no module: pass lazy_stack=True or as_module=True, not both"
+                "from_modules: a lazy stack is not a module: pass lazy_stack=True or as_module=True, not both"
             )
         tds = [cls.from_module(m, lock=False, use_state_dict=use_state_dict) for m in modules]
         if lazy_stack and any(is_uninitialized(t) for td in tds for t in td._leaf_list()):

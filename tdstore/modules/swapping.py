@@ -118,7 +118,7 @@ def _check_trained_alike(name: str, column: Sequence[Tensor]) -> None:
     if any(t.requires_grad != column[0].requires_grad for t in column):
         raise InvalidStateError(
             f"the parameter {name!r} requires a gradient in some of the modules only: "
-            "make them alike, or pass lazy_stack=True, which keeps each as it is"
+            "make them alike, or pass lazy_stack=True, which leaves each as it is"
         )
 
 

@@ -58,7 +58,7 @@ def _in_place(fn: Callable[..., Sequence[Tensor]]) -> Callable[..., None]:
         for leaf, result in zip(leaves, fn(leaves, *operands), strict=True):
             if not _can_cast(result.dtype, leaf.dtype):
                 raise InvalidStateError(
-                    f"a result of dtype {result.dtype} cannot be target in a leaf of dtype {leaf.dtype}"
+                    f"a result of dtype {result.dtype} cannot be stored in a leaf of dtype {leaf.dtype}"
                 )
             if result.shape != leaf.shape:
                 raise InvalidStateError(

@@ -438,7 +438,7 @@ def lock(fd: int, *, exclusive: bool, timeout: float, url: str, what: str = "the
     while not try_lock(fd, exclusive=exclusive):
         if time.monotonic() >= deadline:
             raise StoreBusyError(
-                f"{what} of {url} is locked by another process for more than {timeout:g} s",
+                f"{what} of {url} has been locked by another process for more than {timeout:g} s",
                 url=url,
                 hint="try again, or pass a longer lock_timeout=",
             )

@@ -304,7 +304,7 @@ def declare(cls: Any, flags: Flags, root: type) -> Plan:
     own = inspect.get_annotations(cls)
     for name in own:
         if name in ARGUMENTS and not (flags.shadow and name != "lock"):
-            raise AttributeError(f"a field cannot be called {name!r}: every tensorclass has it")
+            raise AttributeError(f"a field cannot be called {name!r}: every tensorclass has an attribute of that name")
         if name not in cls.__dict__ and name in dir(root):
             setattr(cls, name, dataclasses.field())  # or the container's method would be its default
     if "__dataclass_fields__" not in vars(cls):  # else it was declared before, with other flags

@@ -277,7 +277,7 @@ def test_a_larger_manifest_than_anybody_reads_is_not_written():
     engine = MemoryEngine()
     store = open_objects(engine, mode="w")
     big = Header({(): Group(values={"x": "y" * (65 << 20)})})
-    with pytest.raises(ValueError, match="nobody could read"):
+    with pytest.raises(ValueError, match="manifest that cannot be read"):
         store.save_header(big)
     store.close()
     assert not engine.bucket.objects

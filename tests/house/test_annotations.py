@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import tdstore
 from tests.house.sources import at_most, name_of, sources, tree
 
-MOST = 96
+MOST = 92
 """How many public functions are left that return `Any`."""
 
-SHARE = 0.027
+SHARE = 0.026
 """Which part of all public functions that is."""
 
 ENTRIES = 15
@@ -39,6 +39,8 @@ def returned() -> Iterator[tuple[str, set[str]]]:
                 if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.name.startswith("_"):
                     found.setdefault(node.name, []).append(node)
             for name, nodes in found.items():
+                if any(decorated(n, "signature_of") for n in nodes):
+                    continue  # it has the signature of the method that it overrides, overloads included
                 seen = [n for n in nodes if decorated(n, "overload")] or [
                     n for n in nodes if not decorated(n, ".setter")
                 ]

@@ -159,7 +159,7 @@ def test_what_is_stored_has_no_gradients(kind: str, tmp_path: Any) -> None:
     td = KINDS[kind](floats(), tmp_path, None).td
     assert not td.requires_grad and td.grad is None and td.zero_grad() is td and td.detach_() is td
     assert td.requires_grad_(False) is td
-    with pytest.raises(UnsupportedError, match=r"(?s)carries no gradients.*to_tensordict\(\)\.requires_grad_\(\)"):
+    with pytest.raises(UnsupportedError, match=r"(?s)entries have no gradients.*to_tensordict\(\)\.requires_grad_\(\)"):
         td.requires_grad_()
     assert td.data["a"].shape == (4, 2, 3) and td.to_tensordict().requires_grad_().requires_grad
 

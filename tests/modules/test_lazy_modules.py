@@ -97,7 +97,7 @@ def test_what_cannot_be_is_said() -> None:
     params = TensorDict.from_modules(net, nn.LazyLinear(2))
     with pytest.raises(RuntimeError, match=r"'weight' is a stack of uninitialized parameters: .*torch\.vmap"):
         params.to_module(net)
-    with pytest.raises(RuntimeError, match="Linear is no lazy module: its 'weight'"):
+    with pytest.raises(RuntimeError, match="Linear is not a lazy module: its 'weight'"):
         call(nn.Linear(3, 2), params, torch.ones(3))
     with pytest.raises(UnsupportedError, match="first call without chunk_size"):
         call(net, params, torch.ones(3), chunk_size=1)

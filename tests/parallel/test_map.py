@@ -185,7 +185,7 @@ def test_out_may_be_longer_than_the_source_and_a_tensor(pool):
 
 @pytest.mark.parametrize("n", [8, 12])
 def test_out_of_another_length_is_refused(pool, n):
-    with pytest.raises(ValueError, match=f"out has {n} rows"):
+    with pytest.raises(ValueError, match=f"`out` has {n} rows"):
         rows().map(work.plus_one, out=rows(n), chunksize=3, pool=pool)
 
 

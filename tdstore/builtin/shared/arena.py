@@ -191,7 +191,7 @@ class Arena:
         size = os.fstat(self.fd).st_size
         if not START <= cursor <= size:
             raise CorruptStoreError(
-                f"{self.url} has {size} bytes, but its cursor says that {cursor} were given out: it was truncated",
+                f"{self.url} has {size} bytes, but its cursor says that {cursor} were allocated: it was truncated",
                 url=self.url,
             )
         return cursor

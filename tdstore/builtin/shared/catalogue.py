@@ -86,7 +86,7 @@ def encode_catalogue(entries: Mapping[Path, Entry], header: Header, *, url: str)
             f"the header and the {len(rows)} leaves of {url} take {len(data)} bytes to describe; "
             f"a store may have {MAX_LEAVES} leaves in {MAX_BYTES} bytes",
             url=url,
-            hint="keep large non-tensor values as uint8 leaves",
+            hint="store large non-tensor values as uint8 leaves",
         )
     return data
 
@@ -113,7 +113,7 @@ def decode_catalogue(data: bytes, *, start: int, size: int, url: str) -> tuple[M
         end = row.offset + max(prod(row.shape) * entry.dtype.itemsize, 1)
         if row.offset % ALIGN or row.offset < start or end > size:
             raise CorruptStoreError(
-                f"{path_text(row.path)} of {url} should be bytes {row.offset} to {end}, but leaves lie between "
+                f"{path_text(row.path)} of {url} should be bytes {row.offset} to {end}, but leaves are between "
                 f"{start} and {size} in steps of {ALIGN}",
                 url=url,
             )
@@ -135,7 +135,7 @@ def check_path(path: Path, url: str) -> None:
         "".join(path).encode()
     except UnicodeEncodeError:
         raise OptionError(
-            f"the key {path_text(path)} has a lone surrogate and cannot be kept in {url}", url=url, hint="rename it"
+            f"the key {path_text(path)} has a lone surrogate and cannot be stored in {url}", url=url, hint="rename it"
         ) from None
     if not 0 < len(path) <= MAX_DEPTH:
         raise OptionError(f"{path_text(path)} has {len(path)} parts; a leaf has 1 to {MAX_DEPTH}", url=url)

@@ -56,9 +56,9 @@ class DirtyMarkers:
                     self._release = weakref.finalize(self, _release, self._arena, self._own_slots)
                 return base + 3
         raise StoreBusyError(
-            f"{SLOTS} threads have {self._arena.url} open for writing, and it takes no more",
+            f"{SLOTS} threads have {self._arena.url} open for writing, which is the limit",
             url=self._arena.url,
-            hint="close the stores of writers that are done",
+            hint="close the stores of writers that have finished",
         )
 
 

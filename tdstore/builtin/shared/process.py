@@ -45,7 +45,7 @@ def _identify(pid: int) -> Process:
     found = _stat(pid)
     if found is None:
         raise UnsupportedError(
-            f"/proc/{pid}/stat cannot be read, and shared stores need it to tell who still runs",
+            f"/proc/{pid}/stat cannot be read, and shared stores need it to find out which processes still run",
             hint="mount /proc, or keep the data in a memmap store",
         )
     return Process(pid, found[1], os.stat("/proc/self/ns/pid").st_ino)

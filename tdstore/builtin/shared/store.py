@@ -477,7 +477,7 @@ ForkingPickler.register(SharedStore, _reduce_store)
 def _name_of(location: str | None) -> tuple[str, str]:
     scheme, name = split_scheme(location or "")
     if scheme not in ("", "shm"):
-        raise OptionError(f"the 'shared' backend keeps nothing at {location}", hint="shared stores are shm://NAME")
+        raise OptionError(f"the 'shared' backend does not store at {location}", hint="shared stores are shm://NAME")
     return name, ANONYMOUS + name
 
 

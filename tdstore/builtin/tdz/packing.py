@@ -68,7 +68,7 @@ def pack_memmap(
     method = method_of(compression)
     lifetime.settle()  # a handle of this folder that was dropped may still be sealing its checksums
     if target == source or target.startswith(source + os.sep):
-        raise StoreExistsError(f"{target} would be inside of what it is to hold", url=target)
+        raise StoreExistsError(f"{target} would be inside the folder that it packs", url=target)
     with files.io_errors(source, "packing"):
         try:
             root = files.open_dir(source)
@@ -194,7 +194,7 @@ def _check_target(target: str) -> bool:
         return False
     entries = os.listdir(target) if stat.S_ISDIR(mode) else None
     if entries is None or (entries and META not in entries and documents.NAME not in entries):
-        raise StoreExistsError(f"{target} is there, and is no dataset", url=target, hint="unpack to another place")
+        raise StoreExistsError(f"{target} exists and is not a dataset", url=target, hint="unpack to another place")
     return True
 
 

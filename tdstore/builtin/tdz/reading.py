@@ -159,7 +159,7 @@ def read_listing(fd: int, url: str) -> Listing:
             start = _payload(fd, info, url)
             if info.header_offset < at or start + info.compress_size > end:
                 raise CorruptStoreError(
-                    f"{url}: the entry {info.filename!r} lies where another one is, or outside of the archive", url=url
+                    f"{url}: the entry {info.filename!r} overlaps another one, or is outside the archive", url=url
                 )
             at = start + info.compress_size
             if info.is_dir():
@@ -181,7 +181,7 @@ def _parts(info: zipfile.ZipInfo, url: str) -> FileParts:
     parts = tuple(info.filename.rstrip("/").split("/"))
     if len(parts) > 600 or info.orig_filename != info.filename or not all(map(documents.is_plain_name, parts)):
         raise CorruptStoreError(
-            f"{url} has the entry {info.orig_filename[:200]!r}, which is no plain file below its root", url=url
+            f"{url} has the entry {info.orig_filename[:200]!r}, which is not a plain file below its root", url=url
         )
     mode = info.external_attr >> 16
     if mode and stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
@@ -222,7 +222,9 @@ def _check_window(fd: int, start: int, info: zipfile.ZipInfo, url: str) -> None:
     """Refuse an lzma entry whose dictionary is larger than any that is written."""
     window = int.from_bytes(os.pread(fd, 4, start + 5), "little")
     if window > MAX_WINDOW:
-        raise CorruptStoreError(f"{url}: the entry {info.filename!r} wants {window} bytes to be unpacked", url=url)
+        raise CorruptStoreError(
+            f"{url}: the entry {info.filename!r} needs {window} bytes of memory to be unpacked", url=url
+        )
 
 
 # -- the bytes of an entry -------------------------------------------------------------------

@@ -163,7 +163,7 @@ class TdzStore(TdzLeaves):
         size = os.path.getsize(self.location)
         if os.path.isdir(self.location) or (size and not zipfile.is_zipfile(self.location)):
             raise StoreExistsError(
-                f"{self.url} is there, and is no archive", url=self.url, hint="remove it, or save to another place"
+                f"{self.url} exists and is not an archive", url=self.url, hint="remove it, or save to another place"
             )
 
     def _open_existing(self) -> None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.paths import entry_path
 from tdstore.errors import InvalidTypeError
 
 IsLeaf = Callable[[type], bool]
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def signature_of(method: M) -> Callable[[Callable[..., Any]], M]:
+    """Give a faster override the signature of the method that it overrides, whose overloads are then written once."""
+    return lambda override: override  # type: ignore[return-value]  # to type checkers it is the other method
 
 
 def walk(

@@ -328,5 +328,5 @@ def _check_length(out: Any, plan: _Plan, rows: int, *, more: bool) -> None:
     there = out.shape[plan.dim]
     if there < rows or (there > rows and not more):
         raise BatchSizeError(
-            f"out has {there} rows along dimension {plan.dim}, the results {rows}{' or more' if more else ''}"
+            f"`out` has {there} rows along dimension {plan.dim}, the results {rows}{' or more' if more else ''}"
         )

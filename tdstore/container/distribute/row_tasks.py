@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import Container
+from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, StoreError
 from tdstore.parallel.byvalue import PLAIN, Packed, plain
@@ -57,7 +58,9 @@ def handle_of(td: Any) -> StoreHandle | None:
 
 
 def _sent(td: Any) -> Any:
-    return td._to_process() if hasattr(td, "_to_process") else td.__reduce__()
+    """Return what a container is pickled as, for another process."""
+    in_memory = isinstance(unwrap(td), Container._resident_class)
+    return td._to_process() if in_memory else td.__reduce__()
 
 
 def _reading_lock(handle: StoreHandle | None) -> AbstractContextManager[Any]:
@@ -308,13 +311,13 @@ def write_rows(out: Any, at: tuple[Any, ...], made: Any) -> None:
     """
     if isinstance(out, Tensor):
         if not isinstance(made, Tensor) or made.shape != out[at].shape:
-            raise InvalidArgumentError(f"fn returned {_shape(made)} for rows of out of shape {list(out[at].shape)}")
+            raise InvalidArgumentError(f"fn returned {_shape(made)} for rows of `out` of shape {list(out[at].shape)}")
         out[at].copy_(made)
         return
     window = out._at(at)
     if isinstance(made, Tensor) or made.batch_size[: window.batch_dims] != window.batch_size:
         raise InvalidArgumentError(
-            f"fn returned {_shape(made)} for rows of out of batch size {list(window.batch_size)}"
+            f"fn returned {_shape(made)} for rows of `out` of batch size {list(window.batch_size)}"
         )
     window.update_(made)
 

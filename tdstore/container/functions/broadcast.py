@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tdstore.tensordicts.resident.tensordict import TensorDict
 
 T = TypeVar("T", Tensor, Container)
+Operand = TypeVar("Operand")
 
 
 def uneven(td: Container, operands: Sequence[Any]) -> bool:
@@ -65,11 +66,12 @@ def tensor_operands(other: Tensor, batch: torch.Size, ndims: Iterable[int]) -> l
     return [wide.reshape(*batch, *(1,) * (ndim - n)) for ndim in ndims]
 
 
-def below(operand: Any, batch: torch.Size, nested: Container) -> Any:
+def below(operand: Operand, batch: torch.Size, nested: Container) -> Operand:
     """Return a tensor or number beside a TensorDict as the operand of a nested one, whose batch size may be longer."""
     if not isinstance(operand, Tensor) or not operand.ndim or nested.batch_dims == len(batch):
         return operand
-    return tensor_operands(operand, batch, (nested.batch_dims,))[0]
+    made: Any = tensor_operands(operand, batch, (nested.batch_dims,))[0]
+    return made  # type: ignore[no-any-return]  # a tensor, as the operand
 
 
 def check_leaves(results: Sequence[Tensor], batch_size: torch.Size) -> None:

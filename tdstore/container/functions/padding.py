@@ -72,7 +72,9 @@ def pad_sequence(
     if not tds:
         raise InvalidStateError("pad_sequence needs at least one TensorDict")
     if pad_dim < 0:
-        raise OutOfRangeError(f"pad_dim counts from the left, where all tensors begin alike: {pad_dim} is not possible")
+        raise OutOfRangeError(
+            f"pad_dim must be at least 0, not {pad_dim}: tensors are aligned at their first dimension"
+        )
     masks = Container._resident_class(batch_size=_batch(tds, pad_dim), device=tds[0].device)
     made = _padded(tds, pad_dim, padding_value, masks, ())
     if return_mask is not False:

@@ -185,7 +185,7 @@ def _mapped_later(key: str, value: Any, inward: bool) -> Any:
     if level is None or not inward or not isinstance(value, StackedMixin):
         raise UnsupportedError(
             f"torch.vmap cannot map over the uninitialized parameter {key!r}",
-            hint="map over the first dimension of what from_modules gave, and call the module in it",
+            hint="map over the first dimension of what from_modules returned, and call the module in the function",
         )
     return MappedUninitialized(value, level)
 

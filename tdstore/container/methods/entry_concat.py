@@ -45,7 +45,7 @@ class ColumnsMixin(Container):
 
     def _joined(self, fn: Any, keys: tuple[NestedKey, ...], out_key: NestedKey, dim: int, keep: bool) -> Self:
         if not keys:
-            raise InvalidArgumentError("name the entries that are to become one")
+            raise InvalidArgumentError("pass the keys of the entries to join")
         self.set(out_key, fn([self[key] for key in keys], dim))
         if not keep:
             for key in dict.fromkeys(keys):

@@ -149,7 +149,7 @@ class RemovingMixin(Container):
             return self
         target: Any = self._node(new[:-1])
         if safe and target is not None and target._kind(new[-1]) is not None:
-            raise errors.KeyExistsError(f"key {new_key!r} is already there")
+            raise errors.KeyExistsError(f"cannot rename {old_key!r}: there is an entry {new_key!r} already")
         if target is not None and target is node:
             node._rename(last, new[-1])
             return self

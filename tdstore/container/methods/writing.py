@@ -118,10 +118,14 @@ class WritingMixin(Container):
             if isinstance(value, NonTensor):
                 value = getattr(value, "wrapped", value)  # of an unbatched tensor
             if not isinstance(value, Tensor):
-                raise errors.InvalidArgumentError(f"entry {key!r} is a tensor: a {type(item).__name__} does not fit")
+                raise errors.InvalidArgumentError(
+                    f"entry {key!r} is a tensor: cannot write a {type(item).__name__} into it"
+                )
             if value.is_nested:
                 if leaf_shape(value) != self._leaf_shape(key):
-                    raise errors.BatchSizeError(f"a nested tensor for entry {key!r}, which has other shapes")
+                    raise errors.BatchSizeError(
+                        f"cannot write a nested tensor into entry {key!r}, whose rows have other shapes"
+                    )
             elif value.shape != self._leaf_shape(key):
                 if whole and value.shape[: len(self._batch_size)] != self._batch_size:
                     raise errors.BatchSizeError(
@@ -137,7 +141,9 @@ class WritingMixin(Container):
                         f"of shape {list(self._leaf_shape(key))} in place"
                     ) from None
         elif kind == GROUP and not isinstance(value, Container):
-            raise errors.InvalidArgumentError(f"entry {key!r} is a TensorDict: a {type(item).__name__} does not fit")
+            raise errors.InvalidArgumentError(
+                f"entry {key!r} is a TensorDict: cannot write a {type(item).__name__} into it"
+            )
         elif kind == VALUE and not isinstance(value, NonTensor):
             value = NonTensorData(item, self._batch_size)
         return value
@@ -337,7 +343,7 @@ class WritingMixin(Container):
         if pairs and not wanted:
             raise errors.BatchSizeError(
                 f"update: a TensorDict of batch size {list(source.batch_size)} for one of {list(self.batch_size)}",
-                hint="pass update_batch_size=True to take over the batch size of the source",
+                hint="pass update_batch_size=True to adopt the batch size of the source",
             )
         if pairs and (inplace or some_keys):
             how = "inplace=True" if inplace else "keys_to_update="
@@ -501,7 +507,9 @@ class WritingMixin(Container):
         at = spelled_out(as_terms(index), len(self._batch_size))
         shape = index_shape(self._batch_size, at)
         if value is None:
-            raise errors.InvalidArgumentError("td[index] = None: write a TensorDict, a dict, a tensor or a number")
+            raise errors.InvalidArgumentError(
+                "td[index] = None is not possible: assign a TensorDict, a dict, a tensor or a number"
+            )
         if not isinstance(value, (Container, Mapping)):
             spread = dict.fromkeys(_batched_keys(self), value)
             self._plan_in_place(changes, spread, at, None)

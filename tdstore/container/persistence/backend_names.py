@@ -560,7 +560,7 @@ def _refuse_copy(td: Any, files: str | None, prefix: str) -> None:
     part = td._state & MAPPED and getattr(td, "_binding", None) is None  # rows, or some of the keys, of a dataset
     if part or (files is not None and os.path.realpath(files) != os.path.realpath(prefix)):
         raise InvalidStateError(
-            f"the entries are mapped from {files or 'files'} already: pass copy_existing=True to copy them to {prefix}"
+            f"the entries are mapped from {files or 'files'} already; pass copy_existing=True to copy them to {prefix}"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -53,13 +53,18 @@ def _others(made: Any, there: dict[Path, tuple[torch.Size, torch.dtype]]) -> boo
     return any(dtype != there.get(path, (None, dtype))[1] for path, _, dtype in _facts(made, ()))
 
 
-def rows_of(operand: Any, rows: slice, batch: torch.Size) -> Any:
+T = TypeVar("T")
+
+
+def rows_of(operand: T, rows: slice, batch: torch.Size) -> T:
     """Return the part of an operand that belongs to some rows of a batch."""
+    part: Any = operand
     if isinstance(operand, Container):
-        return operand._at(rows)
-    if isinstance(operand, Tensor) and operand.ndim:
-        return operand.expand(batch)[rows]
-    return operand
+        part = operand._at(rows)
+    elif isinstance(operand, Tensor) and operand.ndim:
+        part = operand.expand(batch)[rows]
+    found: T = part
+    return found
 
 
 def _facts(node: Any, path: Path) -> Iterator[tuple[Path, torch.Size, torch.dtype]]:

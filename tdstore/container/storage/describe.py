@@ -161,7 +161,7 @@ def naming(path: Path) -> Iterator[None]:
         raise UntrustedDataError(
             f"the value {path_text(path)} cannot be stored: {error}",
             hint="store plain data (numbers, strings, lists, dicts, bytes, dates, ...), exclude the key before saving, "
-            "or declare how to keep it: tdstore.register_codec(Codec(name=..., kind=..., encode=..., decode=...)), "
+            "or declare how to store it: tdstore.register_codec(Codec(name=..., kind=..., encode=..., decode=...)), "
             "for an enum tdstore.register_enum(cls); save(..., trust=True) pickles it, for readers who trust you",
         ) from error
 

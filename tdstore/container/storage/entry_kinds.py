@@ -145,7 +145,7 @@ def value_entry(
     if not unbatched or record["unbatched"] != 1:
         return Inline(path, record, unbatched)
     if batch is not None and (*path, UNBATCHED) not in specs:
-        raise CorruptStoreError(f"the tensor {path_text(path)} of {url} is not there", url=url)
+        raise CorruptStoreError(f"the tensor {path_text(path)} of {url} is missing", url=url)
     return Unbatched(path)
 
 

@@ -7,7 +7,7 @@ A tree may have parts of several kinds: tensors of this process, views of a stor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import torch
@@ -17,6 +17,7 @@ from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.tensorclasses import class_of, kind_of, unwrap
 from tdstore.container.storage.column_plan import ValuePlan, give_back
 from tdstore.container.storage.describe import describe, stored_value
+from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, merge
 from tdstore.container.varlen.columns import column_leaves
@@ -27,11 +28,17 @@ from tdstore.store import Cap
 from tdstore.types import LeafSpec, Path, Write, path_text
 
 
-def place_of(td: Any) -> Any:
+def place_of(td: Any) -> tuple[StoreHandle, Path] | None:
     """Return `(handle, path)` of a container whose entries are those of a store, or None for one in memory."""
     if isinstance(td, Container._stored_class):
         return td._handle, td._path
-    return getattr(td, "_binding", None)
+    binding: tuple[StoreHandle, Path] | None = getattr(td, "_binding", None)
+    return binding
+
+
+def _bound_to(td: Any) -> tuple[StoreHandle, Path]:
+    """Return `place_of` a container that is known to be over a store."""
+    return cast("tuple[StoreHandle, Path]", place_of(td))
 
 
 def check_owner(td: Any, what: str) -> None:
@@ -43,7 +50,7 @@ def check_owner(td: Any, what: str) -> None:
         url = handle.store.url
         if (Cap.RESIZE | Cap.PARTIAL_WRITE) & ~handle.store.caps:
             raise UnsupportedError(
-                f"{what}: what the {handle.backend.name!r} backend stores at {url} keeps its length (it has no RESIZE)",
+                f"{what}: {url} has a fixed length (the {handle.backend.name!r} backend has no RESIZE)",
                 url=url,
                 hint="tdstore.copy() it to a backend that has RESIZE, such as memmap, h5 or zarr, and grow the copy",
             )
@@ -94,7 +101,7 @@ class Growth:
 
     def _begin(self, root: Any, rows: Any, length: int) -> None:
         self.root, self.rows, self.length = root, rows, length
-        self.binding = place_of(root)
+        self.binding: Any = place_of(root)
         self.nodes: list[Any] = []
         """The containers that get a new length, without lazy stacks."""
         self.leaves: list[Entry] = []
@@ -144,7 +151,7 @@ class Growth:
         if not node._stack_dim:
             if rows is None and self.length > self.old:
                 raise UnsupportedError(
-                    f"the lazy stack {path_text(path) if path else ''} cannot be given rows that nobody made",
+                    f"cannot make new elements of the lazy stack{' ' + path_text(path) if path else ''}",
                     hint="append() or extend() it with elements",
                 )
             elements = None if rows is None else list(rows.unbind(0))
@@ -299,14 +306,14 @@ class _Plan:
         self.columns = False
         """Bytes of values are added to leaves that stay."""
         for node, key, _ in growth.leaves:
-            path = (*place_of(node)[1], key)
+            path = (*_bound_to(node)[1], key)
             spec = handle.specs[path]
             self.lengths[path] = growth.length
             self.specs[path] = spec.replace(shape=(growth.length, *spec.shape[1:]))
         for node in growth.nodes:
-            self._record(place_of(node)[1], batch_size=tuple(growth.new_batch(node)))
+            self._record(_bound_to(node)[1], batch_size=tuple(growth.new_batch(node)))
         for entry in growth.values:
-            path = place_of(entry.node)[1]
+            path = _bound_to(entry.node)[1]
             if handle.column((*path, entry.key)):  # many values are leaves
                 self.columns = growth.rows is not None
                 growth.check_values(entry)
@@ -322,7 +329,7 @@ class _Plan:
             self.specs.update(specs)
             self.made += [(leaf, value._raw(leaf[-1])) for leaf in specs]  # type: ignore[attr-defined]
         for node, _, elements in growth.stacks:
-            self._elements(node, place_of(node)[1], elements)
+            self._elements(node, _bound_to(node)[1], elements)
 
     def _record(self, path: Path, **changes: Any) -> None:
         self.groups[path] = msgspec.structs.replace(self.groups[path], **changes)
@@ -352,7 +359,7 @@ class _Plan:
         rows, old = self.growth.rows, self.growth.old
         if rows is None:
             return
-        if not hasattr(rows, "_row_blocks"):
+        if not isinstance(rows, Container._stored_class):
             yield self._block(self.growth, old)
             return
         for start, stop in rows._row_blocks():
@@ -362,12 +369,12 @@ class _Plan:
     def _block(self, growth: Growth, start: int) -> list[Write]:
         out = []
         for node, key, rows in growth.leaves:
-            path, value = (*place_of(node)[1], key), rows._raw(key)
+            path, value = (*_bound_to(node)[1], key), rows._raw(key)
             at = (slice(start, start + len(value), 1),)
             out.append(Write(path, at, value.detach().to("cpu", self.specs[path].dtype)))
         values = ValuePlan(self.handle)
         for node, key, rows in growth.values:
-            path = (*place_of(node)[1], key)
+            path = (*_bound_to(node)[1], key)
             if self.handle.column(path):
                 out.append(values.rows(path, start, rows))
         out += values.prepare()
@@ -401,7 +408,7 @@ def _in_store(growth: Growth) -> Step:
                 raise
         _follow(growth)
         if growth.length < growth.old:
-            give_back(handle, [(*place_of(entry.node)[1], entry.key) for entry in growth.values])
+            give_back(handle, [(*_bound_to(entry.node)[1], entry.key) for entry in growth.values])
 
     def undo() -> None:
         groups, specs = before

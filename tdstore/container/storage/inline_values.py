@@ -36,9 +36,8 @@ class _InlineValues(list[Any]):
         entry = None if now is None else self.handle.value(self.path)
         if not isinstance(entry, InlineStack) or entry.batch_size != self.shape:
             raise UnsupportedError(
-                f"the values {path_text(self.path)} of {self.handle.store.url} were replaced after this was taken "
-                "from them",
-                hint="take it again from the TensorDict over the dataset",
+                f"the values {path_text(self.path)} of {self.handle.store.url} were replaced after this entry was read",
+                hint="read it again from the TensorDict over the dataset",
             )
         self[:], self.known = entry.flat(), now
 

@@ -146,7 +146,7 @@ def _device_of(store: Store) -> torch.device:
 def _check_device(store: Store, wanted: Any) -> None:
     if Cap.VIEW in store.caps and wanted is not None and torch.device(wanted).type != _device_of(store).type:
         raise OptionError(
-            f"{store.url}: entries live on {_device_of(store)}, where they are stored, and not on {wanted}",
+            f"{store.url}: entries are on {_device_of(store)}, where they are stored, and not on {wanted}",
             url=store.url,
             hint="leave out device=, and td.to(device) copies them there",
         )

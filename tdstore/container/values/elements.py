@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import torch
 
 from tdstore.container.values.lazy_gather import LazyGather, repeats
+from tdstore.container.values.shapes import ValueShapes
 from tdstore.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Element:
 
     def __setitem__(self: Any, index: Any, value: Any) -> None:
         chosen = torch.empty(()).expand(self.batch_size)[index].numel()
-        found = value.flat() if hasattr(value, "flat") else [value]
+        entry: Any = value
+        found = entry.flat() if isinstance(value, ValueShapes) else [value]
         if not chosen or not found:
             return
         if self.batch_size and not all(self.same(type(self)(v, self.batch_size)) for v in found):
@@ -93,7 +95,8 @@ class Element:
 
     def way_back(self: Any, index: Any) -> Callable[[], None] | None:
         """Return the function that writes a value back to its stack; None for a value that is in no stack."""
-        return functools.partial(setattr, self, "data", self._data) if hasattr(self, "_source") else None
+        in_stack = getattr(self, "_source", None) is not None
+        return functools.partial(setattr, self, "data", self._data) if in_stack else None
 
     def own_values(self: Any) -> NonTensor:
         """Return the entry with a copy of its value, if that can be changed."""

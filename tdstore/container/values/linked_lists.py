@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 class LinkedList(list[Any]):
     """The values of a stack, as nested lists: an element that is set is set in the stack, too."""
 
-    _stack: NonTensorStack
+    _stack: NonTensorStack | None = None
+    """None in a list that pickle or copy is filling."""
     _place: tuple[int, ...]
     _binding: tuple[Any, str] | None
 
@@ -31,7 +32,7 @@ class LinkedList(list[Any]):
         return made
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if not hasattr(self, "_stack"):
+        if self._stack is None:
             super().__setitem__(index, value)
             return
         at = (*self._place, index)
@@ -50,15 +51,16 @@ class LinkedList(list[Any]):
             super().__setitem__(index, value)
 
     def _put(self, at: tuple[Any, ...], part: NonTensor) -> None:
+        stack: Any = self._stack
         if self._binding is None:
-            self._stack[at] = part
+            stack[at] = part
             return
         td, key = self._binding
         if len(at) <= td.batch_dims:
             td[at] = {key: part}
         else:  # the value has rows of its own below those of the batch
-            self._stack[at] = part
-            td.set_(key, self._stack)
+            stack[at] = part
+            td.set_(key, stack)
         self._stack = td.get(key)
 
     def __repr__(self) -> str:

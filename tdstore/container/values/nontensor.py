@@ -489,7 +489,9 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
     # -- writing -----------------------------------------------------------------------------
     def __setitem__(self, index: Any, value: Any) -> None:
         if assign(self, index, value) is not self:
-            raise InvalidStateError("this stack shows one value at several positions and cannot be written: clone() it")
+            raise InvalidStateError(
+                "this stack has one value at several positions and cannot be written in place: clone() it first"
+            )
 
     def update(self, other: Any, inplace: bool = False, **kwargs: Any) -> Self:
         """Take over the values of another, position by position."""

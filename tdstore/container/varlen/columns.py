@@ -239,7 +239,7 @@ def checked_end(head: Tensor, length: int, what: str, url: str | None) -> int:
     """
     end = end_of(head.as_subclass(Tensor).numpy())
     if end < HEAD:
-        raise CorruptStoreError(f"{what} are damaged: their text is said to end at {end}", url=url)
+        raise CorruptStoreError(f"{what} are damaged: their data should end at {end}", url=url)
     return min(end, length)
 
 

@@ -89,7 +89,7 @@ def decode_rows(pairs: Ints, text: Bytes, base: int = 0) -> list[Any]:
     inside = np.flatnonzero(last)
     lowest = int(first[inside].min()) if len(inside) else base
     if low < 0 or lowest < base or high - base > len(text) or (first > last).any():
-        raise InvalidArgumentError(f"an offset reaches beyond the {len(text)} bytes of its text")
+        raise InvalidArgumentError(f"an offset reaches beyond the {len(text)} bytes of its data")
     used, room = int((last - first).sum()), max(0, high - lowest)
     begins, ends = pairs[:, 0].tolist(), pairs[:, 1].tolist()
     if used > room:  # else all values together are no larger than the text

@@ -231,7 +231,7 @@ class Nested:
         # A row may be asked for twice; but rows that lie over one another could make any amount of memory.
         each = row_offsets if isinstance(index, slice) else row_offsets[np.unique(index.numpy(), return_index=True)[1]]
         if int((each[:, 1] - each[:, 0]).sum()) > length:
-            raise self._damaged("its rows lie over one another")
+            raise self._damaged("its rows overlap")
         pairs = sorted({(begin, end) for begin, end in row_offsets.tolist() if begin < end})
         runs: list[list[int]] = []
         for begin, end in pairs:
@@ -275,7 +275,7 @@ class Nested:
             length = self._length
             self._check(row_offsets, shapes, length)
             if len(ends) and int(ends[-1]) != length:
-                raise self._damaged(f"its shapes stand for {int(ends[-1])} elements, and {length} are there")
+                raise self._damaged(f"its shapes describe {int(ends[-1])} elements, but it has {length}")
         return row_offsets, shapes
 
     def _check(self, row_offsets: Tensor, shapes: Tensor | None, length: int) -> None:
@@ -309,7 +309,7 @@ def check_nested(path: Path, record: Any, specs: Any, batch: Sequence[int], url:
     """
     if not _sound(path, record, specs, batch):
         raise CorruptStoreError(
-            f"the nested tensor {path_text(path)} of {url} is not there: its leaves do not hold rows for a batch of "
+            f"the nested tensor {path_text(path)} of {url} is missing: its leaves do not hold rows for a batch of "
             f"{list(batch)}",
             url=url,
         )

@@ -56,7 +56,7 @@ def row_of(key: str, tensor: Tensor, index: Any) -> Tensor:
     if not terms or not isinstance(terms[0], int):
         raise UnsupportedError(
             f"several rows of the nested tensor {key!r} cannot be written: each has its own shape",
-            hint="set the whole entry: td.set(key, nested); or keep rows that change as td.to_lazystack(0)",
+            hint="set the whole entry: td.set(key, nested); or store rows that change as td.to_lazystack(0)",
         )
     row: Tensor = tensor[terms[0]]
     return row[terms[1:]] if terms[1:] else row

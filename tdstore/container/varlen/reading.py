@@ -44,7 +44,7 @@ def _text_reads(offsets: Tensor, path: Path, length: int, *, whole: bool) -> _Wa
     found = bounds(offsets.reshape(-1, 2).numpy())
     first, last = found
     if len(first) and (np.maximum.reduce(last) > length or np.minimum.reduce(last - first) < 0):
-        raise InvalidArgumentError(f"an offset reaches beyond the {length} bytes of its text")
+        raise InvalidArgumentError(f"an offset reaches beyond the {length} bytes of its data")
     order = in_order(first, last)
     starts, stops = pieces(*order, _GAP)
     if not len(starts):
@@ -123,9 +123,9 @@ def check_mark(head: Tensor, handle: Any, path: Path) -> None:
     if mark_of(head.as_subclass(Tensor).numpy()) != handle.groups[path[:-1]].values[path[-1]]["column"]:
         url = handle.store.url
         raise CorruptStoreError(
-            f"the text of the values {path_text(path)} of {url} is not the one that was there when it was opened",
+            f"the data of the values {path_text(path)} of {url} changed since it was opened",
             url=url,
-            hint="if another process writes there, it has packed the column anew: open the store again",
+            hint="if another process writes there, it has compacted the column: open the store again",
         )
 
 
@@ -149,7 +149,7 @@ def check_column(path: Path, record: Any, specs: Any, batch: Sequence[int], url:
     )
     if not sound:
         raise CorruptStoreError(
-            f"the values {path_text(path)} of {url} are not there: {offsets!r} and {text!r} do not hold values "
+            f"the values {path_text(path)} of {url} are missing: {offsets!r} and {text!r} do not hold values "
             f"of a batch of {list(batch)}",
             url=url,
         )

@@ -98,7 +98,9 @@ def _json_of(record: dict[str, Any]) -> str:
             try:
                 json.dumps(cell)
             except TypeError as error:
-                raise UnsupportedError(f"the entry {name!r} cannot be JSON: {error}", hint=_INSTEAD) from None
+                raise UnsupportedError(
+                    f"the entry {name!r} cannot be written as JSON: {error}", hint=_INSTEAD
+                ) from None
         raise
 
 

@@ -262,7 +262,7 @@ class _Reader:
         names = self._leaves(leaves, path)
         found = dict.fromkeys((*names, *value_records, *below))
         if len(found) != len(names) + len(value_records) + len(below):
-            raise self._corrupt("has two entries of one name", path)
+            raise self._corrupt("has two entries with one name", path)
         keys = extra.get("keys", list(found))
         if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(found):
             raise self._corrupt("has other entries than its list of keys", path)
@@ -329,7 +329,7 @@ class _Reader:
         start, stop, pad = (self._int(n, path) for n in record[2:5])
         if stop > self.size or stop - start - pad != nbytes:
             raise self._corrupt(
-                f"of {nbytes} bytes is said to lie from byte {start} to {stop}, {pad} of them unused, of {self.size}",
+                f"of {nbytes} bytes should be bytes {start} to {stop} of {self.size}, {pad} of them unused",
                 path,
             )
         if nbytes and start % dtype.itemsize:

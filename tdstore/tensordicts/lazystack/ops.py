@@ -438,8 +438,8 @@ class LazyOps(LazyWrites):
         there = fn(places)
         if not torch.equal(fn(places + len(places.flatten())), there + len(places.flatten())):
             raise UnevenError(
-                "this needs the stack, and its elements differ in shape",
-                hint="go over td.tensordicts, or td.apply(...) leaf by leaf",
+                "this operation needs dense leaves, and the elements of the lazy stack differ in shape",
+                hint="iterate over td.tensordicts, or td.apply(...) leaf by leaf",
             )
         made: Self = self._gathered(there)
         made._set_names(names)

@@ -86,9 +86,7 @@ class LazyTree(TensorDictBase):
             if size is not first and size != first:
                 merged = _merged([td._batch_size for td in tds])
                 if merged is None:
-                    raise errors.BatchSizeError(
-                        "an element of this lazy stack was given a batch size of another length"
-                    )
+                    raise errors.BatchSizeError("an element of this lazy stack has another number of batch dimensions")
                 return merged
         return first
 
@@ -126,7 +124,7 @@ class LazyTree(TensorDictBase):
         if self._ragged:
             raise errors.UnevenError(
                 f"{what}: the elements of this lazy stack have different batch sizes, {list(self._batch_size)}",
-                hint="index the stack dimension first, or go over td.tensordicts",
+                hint="index the stack dimension first, or iterate over td.tensordicts",
             )
 
     # -- primitives --------------------------------------------------------------------------

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, KeysView, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from collections.abc import KeysView, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
 
 from tdstore import pickling
 from tdstore.container.core.container import Container
 from tdstore.container.core.dim_names import as_names
-from tdstore.container.core.key_views import FirstKeys, IsLeaf
+from tdstore.container.core.key_views import FirstKeys, IsLeaf, signature_of
 from tdstore.container.core.one_buffer import is_one_buffer, reduced
 from tdstore.container.display.options import level_lines, ordered, ordered_lines
 from tdstore.container.display.text import entry_text, indent
-from tdstore.container.methods.access import AS_SET
+from tdstore.container.methods.access import AS_SET, AccessMixin
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import BatchSizeError, UnsupportedError
 from tdstore.index.shapes import as_dim, as_size
 from tdstore.tensordicts.lazystack.ops import LazyOps
 from tdstore.tensordicts.lazystack.reading import check_elements
 from tdstore.tensordicts.resident.entries import ResidentTree
-from tdstore.types import Entry, Fault, IndexType, Path
+from tdstore.types import Entry, Fault, IndexType
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -190,19 +190,7 @@ class LazyStackedTensorDict(LazyOps):
             parts.append(part)
         return parts
 
-    @overload
-    def keys(
-        self,
-        include_nested: Literal[False] = False,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        *,
-        sort: bool = False,
-    ) -> KeysView[str]: ...
-    @overload
-    def keys(
-        self, include_nested: bool, leaves_only: bool = False, is_leaf: IsLeaf | None = None, *, sort: bool = False
-    ) -> Collection[str | Path]: ...
+    @signature_of(AccessMixin.keys)
     def keys(
         self,
         include_nested: bool = False,

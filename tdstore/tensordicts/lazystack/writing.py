@@ -400,7 +400,7 @@ class LazyWrites(LazyTree):
         self._free(f"rename {old_key!r}")
         self._existing(old_key)
         if safe and self._find(entry_path(new_key)) is not None:
-            raise KeyExistsError(f"key {new_key!r} is already there")
+            raise KeyExistsError(f"cannot rename {old_key!r}: there is an entry {new_key!r} already")
         for td in self._tds:
             td.rename_key_(old_key, new_key, safe)
         return self
@@ -479,7 +479,7 @@ class LazyWrites(LazyTree):
         if len(new) <= d or new[d] != len(self._tds):
             raise BatchSizeError(
                 f"a lazy stack of {len(self._tds)} elements along dimension {d} cannot have the batch size {list(new)}",
-                hint="td.to_tensordict() makes the stack, and its batch size can be any",
+                hint="td.to_tensordict() is a dense copy, which can have any batch size",
             )
         for td in self._tds:
             td._check_batch(_without(new, d), path)
@@ -520,7 +520,7 @@ class LazyWrites(LazyTree):
         name = names[self._stack_dim] if names else None
         if name is not None and any(name in node.names for td in self._tds for node in _with_groups(td)):
             raise InvalidArgumentError(
-                f"the dimension name {name!r} is already taken by an element of this lazy stack; "
+                f"the dimension name {name!r} is already used by an element of this lazy stack; "
                 "set names = None first to give it to another dimension"
             )
 

@@ -219,19 +219,19 @@ class PersistentTensorDict(StoredWrites):
     # -- gradients: what is read is a fresh tensor, which nothing was computed from ---------------
     @property
     def requires_grad(self) -> bool:
-        """False: what is stored carries no gradients."""
+        """False: stored entries have no gradients."""
         return False
 
     @property
     def grad(self) -> None:
-        """None: what is stored carries no gradients."""
+        """None: stored entries have no gradients."""
         return None
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Refuse to require gradients."""
         if requires_grad:
             raise UnsupportedError(
-                "what is stored carries no gradients", hint="td.to_tensordict().requires_grad_() reads it into memory"
+                "stored entries have no gradients", hint="td.to_tensordict().requires_grad_() reads it into memory"
             )
         return self
 

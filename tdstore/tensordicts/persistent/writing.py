@@ -294,7 +294,7 @@ class StoredWrites(StoredTree):
                 f"the rows of the nested tensor {path_text(path)} of {self._handle.store.url} cannot be written: they "
                 "lie one after the other, each with its own shape",
                 url=self._handle.store.url,
-                hint="set the whole entry: td.set(key, nested); or keep rows that change as td.to_lazystack(0)",
+                hint="set the whole entry: td.set(key, nested); or store rows that change as td.to_lazystack(0)",
             )
 
     def _leaf_value(self, key: str, value: Any) -> Tensor:

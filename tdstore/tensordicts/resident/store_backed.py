@@ -260,7 +260,7 @@ class BindingMixin(ResidentTree):
         if self._binding is None and self._state & (BOUND | MAPPED | SHARED):
             raise UnsupportedError(
                 f"cannot {what} in a view of some rows or keys of a dataset",
-                hint="do it on the TensorDict that it was taken from, or on a clone()",
+                hint="do it on the TensorDict that was indexed, or on a clone()",
             )
 
     def _catch_up(self) -> None:

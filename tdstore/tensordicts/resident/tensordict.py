@@ -5,29 +5,29 @@ The fast lanes come first in each method: the commonest call pays for no other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, KeysView, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Literal, Self, overload
+from typing import Any, Self, overload
 
 import torch
 from torch import Tensor
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.dim_names import as_names
-from tdstore.container.core.key_views import FirstKeys, IsLeaf
+from tdstore.container.core.key_views import FirstKeys, IsLeaf, signature_of
 from tdstore.container.core.locks import READONLY
 from tdstore.container.core.paths import entry_path, is_key
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.entries.unbatched import is_batched
-from tdstore.container.methods.access import AS_SET
+from tdstore.container.methods.access import AS_SET, AccessMixin
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError
 from tdstore.index.shapes import as_size
 from tdstore.storekit.sparse import HOLES, reserve
 from tdstore.tensordicts.resident.indexing import IndexedTree
 from tdstore.tensordicts.resident.write_checks import check_copies, copy_all
-from tdstore.types import Entry, IndexType, Names, NestedKey, Path
+from tdstore.types import Entry, IndexType, Names, NestedKey
 
 
 class TensorDict(IndexedTree):
@@ -295,19 +295,7 @@ class TensorDict(IndexedTree):
                 return False
         return True
 
-    @overload
-    def keys(
-        self,
-        include_nested: Literal[False] = False,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        *,
-        sort: bool = False,
-    ) -> KeysView[str]: ...
-    @overload
-    def keys(
-        self, include_nested: bool, leaves_only: bool = False, is_leaf: IsLeaf | None = None, *, sort: bool = False
-    ) -> Collection[str | Path]: ...
+    @signature_of(AccessMixin.keys)
     def keys(
         self,
         include_nested: bool = False,
@@ -357,19 +345,7 @@ class TensorDict(IndexedTree):
                 return leaves  # a lazy stack's would be those of each element
         return super().values(include_nested, leaves_only, is_leaf, sort=sort)
 
-    @overload
-    def items(
-        self,
-        include_nested: Literal[False] = False,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        *,
-        sort: bool = False,
-    ) -> Collection[tuple[str, Entry]]: ...
-    @overload
-    def items(
-        self, include_nested: bool, leaves_only: bool = False, is_leaf: IsLeaf | None = None, *, sort: bool = False
-    ) -> Collection[tuple[str | Path, Entry]]: ...
+    @signature_of(AccessMixin.items)
     def items(
         self,
         include_nested: bool = False,

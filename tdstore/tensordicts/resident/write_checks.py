@@ -88,7 +88,7 @@ def _check_grad(leaf: Tensor) -> None:
 def _check_no_overlap(leaf: Tensor) -> None:
     if any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True)):
         raise InvalidStateError(
-            "an expanded tensor cannot be written in place, several of its elements are one: contiguous() it first"
+            "an expanded tensor cannot be written in place, since its elements share memory: contiguous() it first"
         )
 
 

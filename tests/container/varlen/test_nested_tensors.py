@@ -373,7 +373,7 @@ def test_rows_that_lie_over_one_another(tmp_path: Path) -> None:
     stored = tdstore.open(where, mode="r+")
     store = stored._handle.store
     store.write([tdstore.types.Write(("n", "nested.spans"), (), torch.tensor([[0, 5], [0, 4]]))])
-    with pytest.raises(CorruptStoreError, match="lie over one another"):
+    with pytest.raises(CorruptStoreError, match="rows overlap"):
         _over(store)[[0, 1]]["n"]
     store.close()
 

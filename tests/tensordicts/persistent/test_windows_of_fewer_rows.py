@@ -47,7 +47,7 @@ def test_rows_that_are_gone(tmp_path, place, rows):
         stored["jagged"] = torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged)
         kept = stored.to_dict()
         for use in USES.values():
-            with pytest.raises(BatchSizeError, match=f"was selected of {n} rows, and by now there are 2"):
+            with pytest.raises(BatchSizeError, match=f"was selected out of {n} rows, and now there are 2"):
                 use(window)
         with pytest.raises(BatchSizeError):
             nested["b"]
@@ -61,7 +61,7 @@ def test_a_selection_knows_its_last_row():
     whole = Selection.full((6, 2))
     for index in (slice(2, 4), [3, 0], (slice(None, 4), 1), (torch.tensor([0, 3]), torch.tensor([1, 0])), 3):
         whole[index].check_there((4, 2))
-        with pytest.raises(BatchSizeError, match="row 3 was selected of 6 rows, and by now there are 3"):
+        with pytest.raises(BatchSizeError, match="row 3 was selected out of 6 rows, and now there are 3"):
             whole[index].check_there((3, 2))
     whole[2:2].check_there((0, 2))
     Selection.full(()).check_there(())

@@ -134,8 +134,8 @@ class ObjectPlace(Place):
             raise UnsupportedError(
                 f"{self.url} has no conditional put here, so writers cannot keep out of each other's way",
                 url=self.url,
-                hint="if nobody else writes there, say so: single_writer=True; a process that was forked from one that "
-                "uses obstore has none either: use spawn or forkserver",
+                hint="if no other process writes there, pass single_writer=True; a process that was forked from one "
+                "that uses obstore has none either: use spawn or forkserver",
             )
         try:
             if not conditional and (who := self.holder(None)) is not None:
