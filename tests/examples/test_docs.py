@@ -18,7 +18,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
-PAGES = [ROOT / "README.md", *(p for p in (ROOT / "docs").rglob("*.md") if p not in TUTORIALS)]
+READMES = [ROOT / "README.md", *ROOT.glob("plugins/*/README.md")]
+PAGES = [*READMES, *(p for p in (ROOT / "docs").rglob("*.md") if p not in TUTORIALS)]
 DOCUMENTS = sorted(p for p in PAGES if "```python" in p.read_text())
 BLOCK = re.compile(r"^([ ]*)```python[^\n]*\n(.*?)^\1```", re.M | re.S)
 
@@ -41,6 +42,16 @@ def test_examples_run(path, tmp_path, monkeypatch):
     module = types.ModuleType("document")
     monkeypatch.setitem(sys.modules, "document", module)  # classes of the document can be found by name
     exec(compile(program(path.read_text()), str(path), "exec"), module.__dict__)
+
+
+NOT_RUN = re.compile(r"(<!-- not run by the tests: [^\n]+ -->\n)?^```(?!python$)(py\w*)\n(.*?)^```", re.M | re.S)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_blocks_that_do_not_run_say_why_and_compile(path):
+    for reason, _, body in NOT_RUN.findall(path.read_text()):
+        assert reason, f"a block of {path.name} is not run; make it ```python, or put the reason in a comment above it"
+        compile(body, str(path), "exec")
 
 
 def test_the_example_store_passes_the_kit(tmp_path):
