@@ -9,6 +9,7 @@
     ├── BatchSizeError            (ValueError, RuntimeError)
     ├── DimensionError            (IndexError, ValueError, RuntimeError)
     ├── LockedError               (RuntimeError)
+    │   └── FrozenError
     ├── KeyExistsError            (KeyError)
     ├── NotAKeyError              (ValueError, RuntimeError)
     ├── KeyNotFoundError          (KeyError)
@@ -48,6 +49,8 @@ libraries already catches.
 """
 
 from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
 
 
 class TDStoreError(Exception):
@@ -106,6 +109,10 @@ class DimensionError(TDStoreError, IndexError, ValueError, RuntimeError):
 
 class LockedError(TDStoreError, RuntimeError):
     """The structure of a locked TensorDict would change."""
+
+
+class FrozenError(LockedError, FrozenInstanceError):
+    """A field of an object of a frozen tensorclass would change."""
 
 
 class KeyNotFoundError(TDStoreError, KeyError):

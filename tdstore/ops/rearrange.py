@@ -238,8 +238,11 @@ class RearrangeOps(MoveOps):
         at = as_dim(dim, len(old))
         new = list(old)
         new[at] = torch.arange(old[at]).repeat_interleave(torch.as_tensor(repeats), 0, output_size=output_size).numel()
-        many = self._move(lambda t: t.repeat_interleave(repeats, at, output_size=output_size), torch.Size(new), names)
+        many = self._interleaved(repeats, at, output_size, torch.Size(new), names)
         return self._apply_inplace_result(many, "repeat_interleave", inplace)
+
+    def _interleaved(self, repeats: Any, at: int, output_size: int | None, new: torch.Size, names: Names) -> Self:
+        return self._move(lambda t: t.repeat_interleave(repeats, at, output_size=output_size), new, names)
 
     def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> Self:
         """Pad batch dimensions with a number. Entries that have one non-tensor value per row get None in the new rows.

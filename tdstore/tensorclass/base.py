@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import functools
 import inspect
@@ -91,11 +92,10 @@ class TensorClass(Surface, metaclass=Fields):
     _settable: ClassVar[frozenset[str]] = frozenset()
     """Names that are set as attributes: properties and slots."""
     _post: ClassVar[bool] = False
-    _access: ClassVar[type[FieldAccess]] = FieldAccess
+    _access: ClassVar[builtins.type[FieldAccess]] = FieldAccess
     """How a field is read as an attribute."""
     _own_setter: ClassVar[bool] = False  # whether the user wrote a `__setattr__`
-    _by_name: ClassVar[bool] = False
-    """Whether the constructor takes fields by name only."""
+    _by_name: ClassVar[bool] = False  # whether the constructor takes fields by name only
     _made_by: ClassVar[Callable[[], Any]]
     """Gives a class that no module has by its name."""
 

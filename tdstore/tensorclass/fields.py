@@ -7,7 +7,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, FrozenInstanceError, InitVar
+from dataclasses import MISSING, Field, InitVar
 from types import NoneType, UnionType
 from typing import Any, Union
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from tdstore.container.core.container import Container
 from tdstore.container.core.tensorclasses import known
 from tdstore.container.values.nontensor import NonTensor
-from tdstore.errors import InvalidArgumentError, InvalidTypeError
+from tdstore.errors import FrozenError, InvalidArgumentError, InvalidTypeError
 from tdstore.tensordicts.resident.tensordict import TensorDict
 from tdstore.types import Entry, Names
 
@@ -288,9 +288,9 @@ def unset(obj: Any, name: str) -> None:
         obj._tensordict.del_(name)
 
 
-def refuse_frozen(obj: Any, name: str) -> FrozenInstanceError:
+def refuse_frozen(obj: Any, name: str) -> FrozenError:
     """Create the error for a change of a frozen object."""
-    return FrozenInstanceError(f"cannot assign to field {name!r} of a frozen {type(obj).__name__}")
+    return FrozenError(f"cannot assign to field {name!r} of a frozen {type(obj).__name__}")
 
 
 # -- declaring -------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ signature and docstring. A call is passed on to the container inside, and of wha
 
 - the container inside is the object itself: methods that change in place return `self`;
 - what was given as `out=` is returned as it was given;
-- a container, or a tuple of containers, is of the same kind: it gets the class again, unless it has entries that
-  are not fields of the class, as after `flatten_keys`: then it stays a TensorDict;
+- a container, or a tuple of containers (plain, or `torch.return_types.max`), is of the same kind: it gets the class
+  again, unless it has entries that are not fields of the class, as after `flatten_keys`: then it stays a TensorDict;
 - a future is one of what its result becomes by these rules;
 - all else is returned as it is, and so is what a method with a parameter `key` gives: that is an entry.
 
@@ -58,8 +58,10 @@ def again(cls: type[Typed], made: Any) -> Any:
     """Wrap a result of the container again where it is of the same kind."""
     if isinstance(made, Container):
         return cls._wrap_if_fits(made)
-    if type(made) is tuple and made and all(isinstance(part, Container) for part in made):
-        return tuple(cls._wrap_if_fits(part) for part in made)
+    if isinstance(made, tuple) and made and all(isinstance(part, Container) for part in made):
+        parts = tuple(cls._wrap_if_fits(part) for part in made)
+        kind: Any = type(made)  # of `max` and its kin: torch.return_types.max
+        return parts if kind is tuple else kind(parts)
     return made
 
 

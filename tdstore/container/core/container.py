@@ -52,12 +52,13 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
     _names: Names
     _tensorclass: Any
     """The tensorclass that this container is the inside of; not set otherwise."""
-    _resident_class: ClassVar[type[TensorDict]]
-    """The in-memory container; set by its module."""
+    if TYPE_CHECKING:  # at run time these names are unknown here, and typing.get_type_hints would fail
+        _resident_class: ClassVar[type[TensorDict]]
+        """The in-memory container; set by its module."""
+        _stack_class: ClassVar[type[LazyStackedTensorDict]]
+        """The stack that is not made; set by its module."""
     _stored_class: ClassVar[Any]
     """The container over a store that is not resident; set by its module."""
-    _stack_class: ClassVar[type[LazyStackedTensorDict]]
-    """The stack that is not made; set by its module."""
     _params_class: ClassVar[Any]
     """The container that is a `torch.nn.Module`; set by its module."""
     _on_redis: ClassVar[Callable[[Any, Any], Any]]

@@ -361,6 +361,7 @@ def _values_where(condition: Tensor, td: Any, other: Any) -> dict[Any, NonTensor
 
 
 def _where_padded(td: Any, other: Any, pick: Any, pad: Any) -> Any:
+    td, other = td._resident(), other._resident()
     data: dict[str, Any] = {}
     for key in dict.fromkeys([*td._data, *other._data]):
         a, b = td._data.get(key, pad), other._data.get(key, pad)
@@ -369,9 +370,9 @@ def _where_padded(td: Any, other: Any, pick: Any, pad: Any) -> Any:
         elif isinstance(a, Container) and isinstance(b, Container):
             data[key] = _where_padded(a, b, pick, pad)
         elif isinstance(a, Container):
-            data[key] = a.apply(lambda x: pick(x, pad))  # type: ignore[attr-defined]
+            data[key] = a._resident().apply(lambda x: pick(x, pad))
         elif isinstance(b, Container):
-            data[key] = b.apply(lambda y: pick(pad, y))  # type: ignore[attr-defined]
+            data[key] = b._resident().apply(lambda y: pick(pad, y))
         else:
             data[key] = pick(a, b)
     return td._new(data, td._batch_size, td._device, td._names)

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from tdstore.container.core.container import GROUP, VALUE, Container
 from tdstore.container.core.dim_names import as_names
+from tdstore.container.core.tensorclasses import class_of, rewrap
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.methods.apply import Mapper, writes_in_place
 from tdstore.container.values.nontensor import NonTensor
+from tdstore.errors import UnevenError
 from tdstore.index.shapes import as_size
 from tdstore.types import Path
 
@@ -145,7 +147,7 @@ class TransformsMixin(Container):
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
         """Return a TensorDict whose tensors are contiguous in memory; those that are already are shared, not copied.
 
-        A stored TensorDict is read into memory, and a lazy stack is made dense.
+        A stored TensorDict is read into memory, and a lazy stack is made dense, also one among the entries.
 
         Args:
             canonical: tensors also get the strides that torch gives a new tensor of their shape. A dimension
@@ -160,7 +162,7 @@ class TransformsMixin(Container):
             >>> td.is_contiguous(), td.contiguous().is_contiguous()
             (False, True)
         """
-        td = self._resident()
+        td = _stacked_below(self._resident())
         made = [
             t if t.is_contiguous() and not (canonical and _has_unusual_strides(t)) else _compact(t)
             for t in td._leaf_list()
@@ -169,7 +171,9 @@ class TransformsMixin(Container):
 
     def is_contiguous(self) -> bool:
         """Return whether every leaf is contiguous in memory."""
-        return self._resident() is self and all(t.is_contiguous() for t in self._leaf_list())
+        if self._resident() is not self or _stacked_below(self) is not self:
+            return False
+        return all(t.is_contiguous() for t in self._leaf_list())
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
         """Return a `TensorDict` in memory with copies of all entries, whatever this container is.
@@ -410,3 +414,20 @@ def _compact(t: Tensor) -> Tensor:
 def _has_unusual_strides(t: Tensor) -> bool:
     """Return whether a contiguous tensor has other strides than torch gives, in dimensions of size 1 above all."""
     return t.stride() != torch.empty(t.shape, device="meta").stride()
+
+
+def _stacked_below(td: Any) -> Any:
+    """Stack the lazy stacks in a TensorDict that can be; return it unchanged where there are none."""
+    changed: dict[str, Any] = {}
+    for key, value in td._data.items():
+        if not isinstance(value, Container) or isinstance(value, NonTensor):
+            continue
+        try:
+            made = _stacked_below(value._resident())
+        except UnevenError:
+            continue  # its elements are contiguous each
+        if made is not value:
+            changed[key] = rewrap(class_of(value), made)
+    if not changed:
+        return td
+    return td._new({**td._data, **changed}, td._batch_size, td._device, td._names)

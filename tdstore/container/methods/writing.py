@@ -514,8 +514,9 @@ class WritingMixin(Container):
             spread = dict.fromkeys(_batched_keys(self), value)
             self._plan_in_place(changes, spread, at, None)
             return
+        rows: Mapping[Any, Any] = {}
         if not isinstance(value, Container):
-            value = self._resident_class._from_mapping(value, None, None, None)
+            rows, value = value, self._resident_class._from_mapping(value, None, None, None)
         elif value.batch_size != shape:
             try:
                 value = value.expand(shape)
@@ -528,7 +529,7 @@ class WritingMixin(Container):
             value = value.to(self._device)
         stacks = [key for key in value._first_keys() if value._kind(key) == GROUP and self._is_stack(key)]
         for key in stacks:  # each element makes room for itself: they need not have the same entries
-            self._raw(key)._plan_rows(changes, at, value._raw(key), made)
+            self._raw(key)._plan_rows(changes, at, rows.get(key, value._raw(key)), made)
         value = value.exclude(*stacks) if stacks else value
         self._make_room(value, shape, self._batch_size, made)
         self._plan_in_place(changes, value, at, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -22,7 +23,7 @@ from tdstore.index.tracing import mapped, one_by_one
 from tdstore.ops.reduce import Over
 from tdstore.ops.reductions import Reduction, State
 from tdstore.tensordicts.lazystack.parts import merge_states, pieces, reduced_size
-from tdstore.tensordicts.lazystack.routing import Traced, trace, wants_view
+from tdstore.tensordicts.lazystack.routing import Traced, merges_dims, trace, wants_view
 from tdstore.tensordicts.lazystack.writing import LazyWrites
 from tdstore.tensordicts.resident.entries import ResidentTree
 from tdstore.types import Names, Path
@@ -380,7 +381,8 @@ class LazyOps(LazyWrites):
             wants_view(fn, self._batch_size) or self._is_flattened(fn, new)
         ):
             self._even("view")
-            made = self._row_by_row(fn(torch.arange(self._batch_size.numel()).reshape(self._batch_size)))
+            places = fn(torch.arange(self._batch_size.numel()).reshape(self._batch_size))
+            made = self._row_by_row(places.flatten().tolist(), places.shape)
             if names is not None:
                 made._set_names(names)
             return made
@@ -393,11 +395,12 @@ class LazyOps(LazyWrites):
         places = torch.arange(new[0])
         return torch.equal(fn(places.reshape(self._batch_size)), places)
 
-    def _row_by_row(self, places: Tensor) -> Any:
-        """Stack single rows that share memory with the elements. `places` are their flat positions."""
-        numbers = torch.unravel_index(places.flatten(), self._batch_size)
-        inner = (*numbers[: self._stack_dim], *numbers[self._stack_dim + 1 :])
-        return self._nest(self._singly(numbers[self._stack_dim].tolist(), inner), places.shape, 0)
+    def _row_by_row(self, places: Iterable[int], shape: Sequence[int]) -> Any:
+        """Stack the rows at flat positions to a batch of `shape`; they share memory with the elements."""
+        d = self._stack_dim
+        spots = list(itertools.product(*map(range, self._batch_size)))
+        rows = [spots[place] for place in places]
+        return self._nest(self._singly((row[d], (*row[:d], *row[d + 1 :])) for row in rows), shape, 0)
 
     def _view_of(self, fn: Callable[[Tensor], Any], found: Traced, names: Names) -> Self:
         """Move elements one by one, where `fn` makes nothing but views of them."""
@@ -427,6 +430,31 @@ class LazyOps(LazyWrites):
             return out
 
         return td._move(one, one(torch.empty(td._batch_size, device="meta")).shape, None, keep_lock=False, views=True)
+
+    def _repeated(self, times: tuple[int, ...], names: Names) -> Self:
+        d = self._stack_dim
+        inner = (*times[:d], *times[d + 1 :])
+        parts = [
+            td._repeated(inner, td._dim_names()) if inner else td.clone() for _ in range(times[d]) for td in self._tds
+        ]
+        return self._restacked(parts, names) if parts else super()._repeated(times, names)
+
+    def _interleaved(self, repeats: Any, at: int, output_size: int | None, new: torch.Size, names: Names) -> Self:
+        d = self._stack_dim
+        if at == d:
+            counts = torch.as_tensor(repeats).expand(len(self._tds)).tolist()
+            parts = [td.clone() for td, many in zip(self._tds, counts, strict=True) for _ in range(many)]
+        else:
+            parts = [td.repeat_interleave(repeats, at - (at > d), output_size=output_size) for td in self._tds]
+        return self._restacked(parts, names) if parts else super()._interleaved(repeats, at, output_size, new, names)
+
+    def _restacked(self, parts: list[Any], names: Names) -> Self:
+        """Stack copies of elements as they were stacked."""
+        for td in parts:
+            td._undo = None
+        made = self._of(parts, self._stack_dim, self._dim_name)
+        made._set_names(names)
+        return made.lock_() if self._state & LOCKED else made
 
     def _copied(self, fn: Callable[[Tensor], Tensor], batch_size: torch.Size, names: Names) -> Any:
         try:
@@ -524,10 +552,10 @@ class LazyOps(LazyWrites):
         def fn(t: Tensor) -> Tensor:
             return t.view((*new, *t.shape[n:]))
 
-        if trace(fn, old, self._stack_dim) is not None:
+        if not merges_dims(old, new) and trace(fn, old, self._stack_dim) is not None:
             found: Self = self._move(fn, new, None, lambda v: v.reshape(old))
             return found
-        made = self._row_by_row(torch.arange(old.numel()).reshape(new))
+        made = self._row_by_row(range(old.numel()), new)
         made._undo = (weakref.ref(self), lambda v: v.reshape(old))
         result: Self = made.lock_() if self._state & LOCKED else made
         return result

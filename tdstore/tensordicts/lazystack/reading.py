@@ -423,13 +423,13 @@ class LazyTree(TensorDictBase):
         try:
             flat = torch.cat(residents(with_common_keys(parts)), 0)
         except RuntimeError:
-            return self._nest(self._singly(numbers.tolist(), inner), places.shape, 0)
+            spots = zip(*(i.tolist() for i in inner), strict=True) if inner else [()] * len(numbers)
+            return self._nest(self._singly(zip(numbers.tolist(), spots, strict=True)), places.shape, 0)
         return flat[torch.cat(order).argsort()].reshape(places.shape)
 
-    def _singly(self, numbers: list[int], inner: tuple[Tensor, ...]) -> list[Any]:
-        """Select one element for each position, sharing memory."""
-        at = list(zip(*(i.tolist() for i in inner), strict=True)) if inner else [()] * len(numbers)
-        return [self._tds[n]._at(a) if a else self._tds[n] for n, a in zip(numbers, at, strict=True)]
+    def _singly(self, positions: Iterable[tuple[int, tuple[int, ...]]]) -> list[Any]:
+        """Select rows by the number of the element and the position in it, sharing memory."""
+        return [self._tds[number]._at(at) if at else self._tds[number] for number, at in positions]
 
     def _leaf_route(self, key: str, terms: tuple[Any, ...]) -> Route | None:
         inner = self._merged_leaf(key)

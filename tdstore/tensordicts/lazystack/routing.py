@@ -191,6 +191,20 @@ def trace(fn: Callable[[Tensor], Any], batch: Sequence[int], dim: int) -> list[T
     return [_traced(out, sizes, strides, base, dim) for out in outs]
 
 
+def merges_dims(old: Sequence[int], new: Sequence[int]) -> bool:
+    """Return whether a view of shape `new` puts several dimensions of `old` into one. Plain numbers, for compilers."""
+    if 0 in old:
+        return False
+    sizes = iter(new)
+    for size in old:
+        done = 1
+        while done < size:
+            done *= next(sizes)
+        if done != size:
+            return True
+    return False
+
+
 def wants_view(fn: Callable[[Tensor], Any], batch: Sequence[int]) -> bool:
     """Return whether a shape function refuses to copy, as `Tensor.view` does, where dimensions cannot be merged."""
     sizes = [2 if n < 0 else n for n in batch]
