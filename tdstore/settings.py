@@ -6,7 +6,22 @@ import os
 from contextlib import ContextDecorator
 from typing import ClassVar
 
+from tdstore.errors import InvalidArgumentError
+
 _TRUE = ("1", "true", "yes", "on")
+
+
+def strtobool(text: str) -> int:
+    """Read a truth value: 1 of "1", "y", "yes", "t", "true" and "on", 0 of "0", "n", "no", "f", "false" and "off".
+
+    Raises:
+        InvalidArgumentError: another text.
+    """
+    if text.lower() in (*_TRUE, "y", "t"):
+        return 1
+    if text.lower() in ("0", "n", "no", "f", "false", "off"):
+        return 0
+    raise InvalidArgumentError(f"invalid truth value {text!r}")
 
 
 def _from_environment(name: str, default: bool) -> bool:

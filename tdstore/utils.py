@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from torch.nn import Buffer
 
 from tdstore.container.core.paths import is_nested_key, is_seq_of_nested_key, unravel_key, unravel_key_list
+from tdstore.container.core.paths import unravel_key as unravel_keys
 from tdstore.container.display.options import get_printoptions, set_printoptions
 from tdstore.container.functions.broadcast import expand_as_right, expand_right
 from tdstore.container.functions.compare import assert_allclose_td, assert_close
 from tdstore.container.functions.construct_and_join import lazy_legacy, set_lazy_legacy
 from tdstore.container.values.linked_lists import LinkedList
+from tdstore.convert.objects.pytree import is_namedtuple, is_namedtuple_class
 from tdstore.convert.objects.reprs import parse_tensor_dict_string
+from tdstore.index.shapes import convert_ellipsis_to_idx, infer_size_impl
 from tdstore.io.filetree import print_directory_tree
 from tdstore.lifetime import logger
 from tdstore.settings import (
@@ -18,6 +23,7 @@ from tdstore.settings import (
     list_to_stack,
     set_capture_non_tensor_stack,
     set_list_to_stack,
+    strtobool,
 )
 from tdstore.tensorclass.making import is_tensorclass
 from tdstore.tensordicts.deduplicate import isin, remove_duplicates
@@ -31,9 +37,13 @@ __all__ = [
     "assert_allclose_td",
     "assert_close",
     "capture_non_tensor_stack",
+    "convert_ellipsis_to_idx",
     "expand_as_right",
     "expand_right",
     "get_printoptions",
+    "infer_size_impl",
+    "is_namedtuple",
+    "is_namedtuple_class",
     "is_nested_key",
     "is_non_tensor",
     "is_seq_of_nested_key",
@@ -44,11 +54,14 @@ __all__ = [
     "logger",
     "parse_tensor_dict_string",
     "print_directory_tree",
+    "prod",
     "remove_duplicates",
     "set_capture_non_tensor_stack",
     "set_lazy_legacy",
     "set_list_to_stack",
     "set_printoptions",
+    "strtobool",
     "unravel_key",
     "unravel_key_list",
+    "unravel_keys",
 ]

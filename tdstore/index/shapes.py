@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tdstore.errors import BatchSizeError, DimensionError, InvalidArgumentError, InvalidTypeError
+from tdstore.errors import BatchSizeError, DimensionError, InvalidArgumentError, InvalidStateError, InvalidTypeError
 
 LENGTHS: tuple[Any, ...] = (int, torch.SymInt)
 """What a length is: symbolic ones are those of a program that torch traces."""
@@ -118,3 +118,46 @@ def common_prefix(shapes: Iterable[Sequence[int]]) -> torch.Size:
             same += 1
         prefix = prefix[:same]
     return torch.Size(prefix or ())
+
+
+def infer_size_impl(shape: Sequence[int], numel: int) -> list[int]:
+    """Fill in the -1 of a shape, so that it has a number of elements.
+
+    Args:
+        shape: sizes, at most one of them -1.
+        numel: the number of elements.
+
+    Raises:
+        BatchSizeError: no size fits.
+
+    Example:
+        >>> infer_size_impl([4, -1], 12)
+        [4, 3]
+    """
+    return list(view_shape((numel,), shape))
+
+
+def convert_ellipsis_to_idx(index: Any, batch_size: Sequence[int]) -> Any:
+    """Write an index with full slices in the place of its `...`.
+
+    Args:
+        index: an index, or a tuple of them.
+        batch_size: of what is indexed.
+
+    Raises:
+        InvalidStateError: more than one `...`, or more dimensions than there are.
+
+    Example:
+        >>> convert_ellipsis_to_idx((..., 0), [4, 3])
+        (slice(None, None, None), 0)
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    if not (count := sum(part is ... for part in parts)):
+        return index
+    if count > 1:
+        raise InvalidStateError("an index has one ... at most")
+    missing = len(batch_size) - sum(part is not None and part is not ... for part in parts)
+    if missing < 0:
+        raise InvalidStateError(f"too many indices for batch size {list(batch_size)}: {index}")
+    at = next(i for i, part in enumerate(parts) if part is ...)
+    return (*parts[:at], *[slice(None)] * missing, *parts[at + 1 :])

@@ -20,6 +20,7 @@ IMPORTS: dict[str, dict[str, str]] = {
         "NO_DEFAULT TensorDictBase": "torchrl, verl",
         "_is_leaf_nontensor": "torchrl",
         "get_defaults_to_none set_get_defaults_to_none is_tensor_collection": "documentation",
+        "LinkedList MemoryMappedTensor expand_as_right is_non_tensor unravel_key unravel_key_list": "public there",
     },
     "tensordict.functional": {
         "dense_stack_tds make_tensordict merge_tensordicts pad pad_sequence": "documentation",
@@ -43,6 +44,8 @@ IMPORTS: dict[str, dict[str, str]] = {
         "unravel_key_list capture_non_tensor_stack lazy_legacy list_to_stack": "documentation",
         "set_capture_non_tensor_stack": "documentation",
         "set_list_to_stack get_printoptions set_printoptions parse_tensor_dict_string": "documentation",
+        "convert_ellipsis_to_idx infer_size_impl is_namedtuple is_namedtuple_class prod strtobool": "public there",
+        "unravel_keys": "public there",
     },
 }
 

@@ -52,6 +52,16 @@ def from_pytree(
     return leaf.plain() if isinstance(leaf, NonTensor) else leaf
 
 
+def is_namedtuple_class(cls: type) -> bool:
+    """Return whether a class was made by `collections.namedtuple` or `typing.NamedTuple`."""
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")
+
+
+def is_namedtuple(value: object) -> bool:
+    """Return whether a value is a named tuple."""
+    return is_namedtuple_class(type(value))
+
+
 def _entries(tree: Any) -> Any:
     kind = type(tree)
     if kind is dict or kind is OrderedDict:
@@ -61,7 +71,7 @@ def _entries(tree: Any) -> Any:
         else:
             mark["keys"] = list(tree)
             entries = _numbered(tree.values())
-    elif isinstance(tree, tuple) and hasattr(tree, "_fields"):
+    elif is_namedtuple(tree):
         mark = {"kind": f"{kind.__module__}.{kind.__qualname__}", "fields": list(tree._fields)}
         _named[mark["kind"]] = kind
         entries = _numbered(tree)

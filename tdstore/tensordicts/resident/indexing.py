@@ -15,7 +15,7 @@ from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.container.varlen.nested_rows import rows_at
 from tdstore.errors import DimensionError, InvalidArgumentError, OutOfRangeError
-from tdstore.index.index_terms import indexed_names, spelled_out
+from tdstore.index.index_terms import as_terms, indexed_names, spelled_out
 from tdstore.index.rows import check_rows, put_rows, take
 from tdstore.index.selection import as_rows, index_shape
 from tdstore.index.tracing import traced
@@ -72,7 +72,7 @@ class IndexedTree(BindingMixin):
         else:
             rows = None if traced() else self._rows_of(index)
         if rows is None:
-            return self._at_terms((index,))
+            return self._at_terms(as_terms(index))
         return self._take(rows, torch.Size((rows.shape[0], *batch[1:])), self._names, len(batch))
 
     def _starts_with_cpu_tensor(self) -> bool:
