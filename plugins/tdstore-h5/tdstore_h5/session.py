@@ -170,7 +170,8 @@ class Session:
         """
         wrong = None
         if not leaf.held:
-            wrong = self.sums.verify(path, leaf.spec, starts, size, self.read_bytes, copy)
+            look = lambda: self.raw.look_at(leaf)  # noqa: E731
+            wrong = self.sums.verify(path, leaf.spec, starts, size, self.read_bytes, copy, look)
         if wrong is not None:
             raise CorruptStoreError(
                 f"{self.url}: {path_text(path)} is damaged in {wrong}: "

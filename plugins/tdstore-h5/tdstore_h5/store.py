@@ -44,7 +44,7 @@ from tdstore_h5.foreign import foreign_header
 from tdstore_h5.remote.store import RemoteH5Store, is_url, open_remote_h5
 from tdstore_h5.rows import chunked
 from tdstore_h5.rows.checksums import ReadCopy, constant_sums
-from tdstore_h5.rows.contiguous import Arrived, Bytes, Ints, blocks_of
+from tdstore_h5.rows.contiguous import Arrived, Bytes, Ints, block_of, blocks_of
 from tdstore_h5.rows.writing import Rows, compare_before, write_rows
 from tdstore_h5.session import Session
 
@@ -351,7 +351,9 @@ class H5Store(CheckedStore[Stored]):
         session, spec = self._session, leaf.spec
         starts, size = _NO_BLOCKS, 0
         if session.some_unseen(r.path) and not fake_mode():  # a fake result has no bytes to compare
-            starts, size = blocks_of(spec.shape, r.index)
+            block, itemsize = block_of(spec.shape, r.index), spec.dtype.itemsize
+            if block is None or not session.sums.is_seen(r.path, block[0] * itemsize, sum(block) * itemsize):
+                starts, size = blocks_of(spec.shape, r.index)
         after = len(starts) == 1 and (
             r.out is None or r.out.is_contiguous()
         )  # one stretch: its bytes are in the result
@@ -400,20 +402,23 @@ class H5Store(CheckedStore[Stored]):
 
     def _write(self, wanted: Sequence[tuple[Stored, Write]]) -> None:
         session = self._session
+        blocks = []
         for _, w in wanted:
             if w.value.numel():
                 leaf = session.contents.leaves[w.path]
-                compare_before(session, w.path, leaf, *blocks_of(leaf.spec.shape, w.index))
+                starts, size = blocks_of(leaf.spec.shape, w.index)
+                compare_before(session, w.path, leaf, starts, size)
+                blocks.append((w, starts, size))
         session.mark([w.path for _, w in wanted])
-        write_rows(session, [self._rows(w) for _, w in wanted if w.value.numel()])
+        write_rows(session, [self._rows(*block) for block in blocks])
 
-    def _rows(self, w: Write) -> Rows:
+    def _rows(self, w: Write, starts: Ints, size: int) -> Rows:
         """Return a write into a leaf that is allocated in the file."""
         session, leaf = self._session, self._session.contents.leaves[w.path]
         if leaf.plain and leaf.offset is None and leaf.spec.nbytes:
             session.overlaid()
             datasets.allocate(session.handle, session.raw, w.path, leaf)
-        return Rows(w.path, leaf, w.index, w.value)
+        return Rows(w.path, leaf, w.index, w.value, starts, size)
 
     def _delete(self, paths: Sequence[Path]) -> None:
         session = self._session

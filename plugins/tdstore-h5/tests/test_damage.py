@@ -8,6 +8,7 @@ import random
 from pathlib import Path as FsPath
 from typing import Any
 
+import google_crc32c
 import h5py
 import pytest
 import torch
@@ -174,17 +175,47 @@ def test_nothing_is_compared_twice(file: FsPath, monkeypatch: pytest.MonkeyPatch
     td = _dataset()
     td.save(file).close()
     hashed: list[int] = []
-    real = checksums.crcs_of
-    monkeypatch.setattr(checksums, "crcs_of", lambda data, size: hashed.append(len(data)) or real(data, size))
+    real = google_crc32c.value
+    monkeypatch.setattr(google_crc32c, "value", lambda data: hashed.append(len(data)) or real(data))
     with open_h5(file) as store:
+        hashed.clear()  # the manifest's own
         store.read([Read(("wide",), (torch.arange(0, ROWS, 7),))])
         assert 0 < sum(hashed) <= td["wide"].nbytes
         hashed.clear()
         store.read([Read(("wide",), (torch.arange(0, ROWS, 7),))])
         assert not hashed
     with open_h5(file, verify="none") as store:
+        hashed.clear()
         store.read([Read(("wide",))])
         assert not hashed
+
+
+@pytest.mark.parametrize("lane", ["mapped", "by calls"])
+def test_damage_beside_scattered_rows_is_noticed(file: FsPath, lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grains of 9 rows, compared in the mapping of the file, or by reads where they are many."""
+    if lane == "by calls":
+        monkeypatch.setattr(checksums, "LOOKED_AT", 0)
+    td = _dataset()
+    td.save(file).close()
+    start, _ = _spans(file, "wide")[-1]
+    with open(file, "r+b") as f:
+        f.seek(start + 1002 * 2000 + 8)
+        byte = f.read(1)[0]
+        f.seek(-1, 1)
+        f.write(bytes([byte ^ 1]))
+    fine = torch.tensor([1900, 3, 3, 998, 1008])
+    for rows in ([1900, 1003, 3], [1002], [5, 999], [1007, 1900]):
+        with open_h5(file) as store:
+            for _ in range(2):
+                with pytest.raises(CorruptStoreError, match="rows 999 to 1007"):
+                    store.read([Read(("wide",), (torch.tensor(rows),))])
+            assert torch.equal(store.read([Read(("wide",), (fine,))])[0], td["wide"][fine])
+            for row in (7, 998, 1008):
+                assert torch.equal(
+                    store.read([Read(("wide",), (slice(row, row + 1, 1),))])[0], td["wide"][row : row + 1]
+                )
+            with pytest.raises(CorruptStoreError, match="rows 999 to 1007"):
+                store.read([Read(("wide",), (slice(1001, 1002, 1),))])
 
 
 @pytest.mark.parametrize("piece", [1000, 18_000, 50_000, 1 << 20])
@@ -201,9 +232,9 @@ def test_a_long_read_is_compared_while_it_arrives(
     wanted = td["wide"][slice(*span)]
     out = torch.empty_like(wanted)
     hashed: list[int] = []
-    real = checksums.crcs_of
+    real = google_crc32c.value
     with monkeypatch.context() as counting, open_h5(file) as store:
-        counting.setattr(checksums, "crcs_of", lambda data, size: hashed.append(len(data)) or real(data, size))
+        counting.setattr(google_crc32c, "value", lambda data: hashed.append(len(data)) or real(data))
         assert torch.equal(store.read([Read(("wide",), index)])[0], wanted)
         first, last = span[0] // 9, -(-span[1] // 9)
         assert sum(hashed) == min(last * 9, ROWS) * 2000 - first * 9 * 2000  # each byte once

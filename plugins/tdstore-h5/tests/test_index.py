@@ -13,7 +13,7 @@ import torch
 from h5help import bits, fill, header_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tdstore_h5.rows.contiguous import RawFile, blocks_of, groups_of, index_shape
+from tdstore_h5.rows.contiguous import RawFile, block_of, blocks_of, groups_of, index_shape
 from tdstore_h5.store import H5Store, open_h5
 
 from tdstore.types import LeafSpec, Read, StoreIndex, Write
@@ -117,6 +117,12 @@ def test_blocks_are_the_index(index: StoreIndex, itemsize: int) -> None:
     want = flat[index] if index else flat
     assert elements.tolist() == want.reshape(-1).tolist()
     assert index_shape(SHAPE, index) == tuple(want.shape)
+    block = block_of(SHAPE, index)
+    if block is None:
+        plain = all(isinstance(term, slice) and term.step == 1 for term in index)
+        assert not want.numel() or len(starts) > 1 or not plain
+    else:
+        assert list(range(block[0], sum(block))) == elements.tolist() != []
     unique = np.unique(starts)
     if size and len(unique):
         cut = list(groups_of(unique, size, itemsize))

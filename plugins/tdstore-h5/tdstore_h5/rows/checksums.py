@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
+import google_crc32c
 import numpy as np
 
 from tdstore.errors import CorruptStoreError, StoreError
@@ -15,13 +17,15 @@ from tdstore.storekit.checksums import BLOCK, crc32c, crcs_of
 from tdstore.types import LeafSpec, Path
 from tdstore_h5.rows.contiguous import Bytes, Ints
 
+LOOKED_AT = 32 << 20
+"""Grains of up to so many bytes are compared in a mapping, where they count as memory of the process."""
 ReadBytes = Callable[[Path, int, int], Bytes]
 Crcs = np.ndarray[Any, np.dtype[np.uint32]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 SMALLEST = 16 << 10
-MOST = 8192
-"""Checksums of one leaf: they are in the manifest, which every commit writes."""
+MOST = 32768
+"""Checksums of one leaf: they are in the manifest, which every commit writes. A first read of a row reads a grain."""
 
 
 @dataclass
@@ -83,16 +87,15 @@ def hashed(
         read: reads bytes of the leaf.
         most: bytes that are read at a time, about.
     """
-    at = 0
-    while at < len(grains):
-        first = int(grains[at])
-        run = grains[at : at + max(1, most // sums.grain)]
-        run = run[run - first == np.arange(len(run))]
-        start, stop = first * sums.grain, sums.span(int(run[-1]), spec)[1]
-        data = np.ascontiguousarray(read(path, start, stop))
-        yield from zip(run.tolist(), crcs_of(data, sums.grain), strict=True)
-        del data  # the next block is read without this one in memory
-        at += len(run)
+    limit = max(1, most // sums.grain)
+    bounds = [0, *(np.flatnonzero(np.diff(grains) != 1) + 1).tolist(), len(grains)]
+    numbers = grains.tolist()
+    for begin, end in pairwise(bounds):
+        for at in range(begin, end, limit):
+            run = numbers[at : min(at + limit, end)]
+            data = np.ascontiguousarray(read(path, run[0] * sums.grain, sums.span(run[-1], spec)[1]))
+            yield from zip(run, crcs_of(data, sums.grain), strict=True)
+            del data  # the next block is read without this one in memory
 
 
 class ReadCopy:
@@ -252,6 +255,15 @@ class Sums:
         """Check whether some of a leaf was not compared yet."""
         return path in self.leaves and path not in self._all_fine
 
+    def is_seen(self, path: Path, start: int, stop: int) -> bool:
+        """Check whether all grains of some bytes were compared; False also where that takes longer to tell."""
+        fine = self._fine.get(path)
+        if fine is None:
+            return False
+        grain = self.leaves[path].grain
+        first, last = start // grain, (stop - 1) // grain
+        return bool(fine[first] if first == last else fine[first : last + 1].all())
+
     def unseen(self, path: Path, spec: LeafSpec, starts: Ints, size: int) -> Ints:
         """Return the grains of some blocks that were not compared yet, without those written since."""
         if path in self._all_fine or not size or not len(starts) or path not in self.leaves:
@@ -269,6 +281,13 @@ class Sums:
         if not size or not len(starts) or path not in self.leaves:
             return _NOTHING
         grain, itemsize = self.leaves[path].grain, spec.dtype.itemsize
+        if len(starts) == 1:
+            begin = int(starts[0]) * itemsize
+            end = begin + size * itemsize
+            ends = [begin // grain] if begin % grain else []
+            if end % grain and end != spec.nbytes and (end // grain not in ends):
+                ends.append(end // grain)
+            return np.array(ends, np.int64)
         low = np.unique(starts) * itemsize
         high = low + size * itemsize
         first, last = low // grain, (high - 1) // grain
@@ -281,7 +300,14 @@ class Sums:
         return some
 
     def verify(
-        self, path: Path, spec: LeafSpec, starts: Ints, size: int, read: ReadBytes, copy: ReadCopy | None
+        self,
+        path: Path,
+        spec: LeafSpec,
+        starts: Ints,
+        size: int,
+        read: ReadBytes,
+        copy: ReadCopy | None,
+        look: Callable[[], Bytes | None],
     ) -> str | None:
         """Compare the grains of a read, before or after it, unless done before. Returns wrong rows, or None.
 
@@ -291,6 +317,7 @@ class Sums:
             starts, size: the elements, as of `contiguous.blocks_of`.
             read: reads bytes of the leaf.
             copy: the bytes that were read, if that is one block: its whole grains are not read again.
+            look: returns the memory of the leaf where it can be looked at without a copy, or None.
         """
         grains = self.unseen(path, spec, starts, size)
         if not len(grains):
@@ -312,7 +339,12 @@ class Sums:
             else:
                 wrong = self.compare(path, spec, whole, partial(_slice, copy.data, low))
         if wrong is None:
-            wrong = self._compare_readable(path, spec, grains[~inside], read)
+            rest = grains[~inside]
+            memory = look() if 0 < len(rest) * sums.grain <= LOOKED_AT else None
+            if memory is None:
+                wrong = self._compare_readable(path, spec, rest, read)
+            else:
+                wrong = self._compare_memory(path, rest, memory)
         return None if wrong is None else sums.rows(wrong, spec)
 
     def _compare_readable(self, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes) -> int | None:
@@ -325,6 +357,17 @@ class Sums:
             half = len(grains) // 2
             wrong = self._compare_readable(path, spec, grains[:half], read)
             return self._compare_readable(path, spec, grains[half:], read) if wrong is None else wrong
+
+    def _compare_memory(self, path: Path, grains: Ints, memory: Bytes) -> int | None:
+        """Compare as `compare` does, in the memory of the whole leaf."""
+        sums = self.leaves[path]
+        value, grain = google_crc32c.value, sums.grain
+        found = np.array([value(memory[at : at + grain]) for at in (grains * grain).tolist()], np.uint32)
+        wrong = grains[found != sums.crcs[grains]]
+        if len(wrong):
+            return int(wrong[0])
+        self._mark_compared(path, grains)
+        return None
 
     def compare(self, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes, most: int = BLOCK) -> int | None:
         """Compare grains, about `most` bytes at a time; returns the first that is wrong, or None."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +26,7 @@ from tdstore.storekit.checksums import BLOCK
 from tdstore.storekit.files import write_at
 from tdstore.storekit.pageadvice import empty, map_whole_pages
 from tdstore.types import LeafSpec, StoreIndex
+from tdstore_h5.file.tree import Leaf
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -40,6 +41,8 @@ Arrived = Callable[[Bytes, int], None]
 """Is given the memory for a stretch, and how many of its bytes are there."""
 LONG = 8 << 20
 """Stretches from here on are read without the mapping."""
+SHORT = 64 << 10
+"""Stretches of up to so many bytes are copied as bytes: torch's own indexing costs more than the copy."""
 
 
 def blocks_of(shape: tuple[int, ...], index: StoreIndex) -> tuple[Ints, int]:
@@ -67,6 +70,29 @@ def blocks_of(shape: tuple[int, ...], index: StoreIndex) -> tuple[Ints, int]:
     return starts, size
 
 
+def block_of(shape: Sequence[int], index: StoreIndex) -> tuple[int, int] | None:
+    """Return the first element and the size of an index that is one block with elements; None for other indices.
+
+    >>> block_of((4, 3), (slice(1, 3, 1), slice(0, 3, 1)))
+    (3, 6)
+    """
+    last = len(index) - 1
+    while last >= 0 and _is_full(index[last], shape[last]):
+        last -= 1
+    stride = math.prod(shape[last + 1 :])
+    start, size = 0, stride
+    for dim in range(last, -1, -1):
+        term = index[dim]
+        if not isinstance(term, slice) or (count := term.stop - term.start) < 1:
+            return None
+        if count > 1 and (dim < last or term.step != 1):
+            return None
+        start += term.start * stride
+        size *= count
+        stride *= shape[dim]
+    return (start, size) if size else None
+
+
 def _is_full(term: slice | Tensor, size: int) -> bool:
     return isinstance(term, slice) and term.start == 0 and term.stop == size and term.step == 1
 
@@ -79,6 +105,9 @@ def _rows(term: slice | Tensor) -> Ints:
 
 def groups_of(starts: Ints, size: int, itemsize: int) -> Iterator[tuple[int, int, bool]]:
     """Cut sorted blocks into `(i, j, solid)`: blocks i to j are one stretch, without gaps if `solid`."""
+    if len(starts) == 1:
+        yield 0, 1, True
+        return
     step = np.diff(starts)
     solid = step == size
     # Small blocks near each other: one read, one write, instead of thousands of either.
@@ -139,6 +168,12 @@ class RawFile:
             return whole
         if self._sparse and self._has_hole(offset, spec.nbytes):
             return self._read_by_call(offset, spec, index, out)
+        if out is None and (block := block_of(spec.shape, index)) is not None:
+            itemsize = spec.dtype.itemsize
+            low, nbytes = offset + block[0] * itemsize, block[1] * itemsize
+            if nbytes <= SHORT:
+                data = self._mapped(low, nbytes).copy().view(numpy_dtype(spec.dtype))
+                return from_numpy(data.reshape(index_shape(spec.shape, index)), spec.dtype)
         memory = self._mapped(offset, spec.nbytes)
         if offset % spec.dtype.itemsize == 0:
             return gather(from_numpy(memory.view(numpy_dtype(spec.dtype)).reshape(spec.shape), spec.dtype), index, out)
@@ -215,6 +250,17 @@ class RawFile:
             if arrived is not None:
                 arrived(buffer, start + len(piece))
         return value
+
+    def look_at(self, leaf: Leaf) -> Bytes | None:
+        """Return the mapped bytes of a leaf, to be looked at at once; None if it has none, or that could take memory.
+
+        The latter are holes on a tmpfs.
+        """
+        if not leaf.plain or leaf.offset is None:
+            return None
+        if self._sparse and self._has_hole(leaf.offset, leaf.spec.nbytes):
+            return None
+        return self._mapped(leaf.offset, leaf.spec.nbytes)
 
     def bytes_at(self, offset: int, size: int) -> Bytes:
         """Read bytes of the file by `pread`."""

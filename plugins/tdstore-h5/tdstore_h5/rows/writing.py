@@ -17,7 +17,7 @@ from tdstore.storekit.files import io_errors
 from tdstore.types import Path, StoreIndex, path_text
 from tdstore_h5.file.tree import Leaf
 from tdstore_h5.rows import chunked
-from tdstore_h5.rows.contiguous import Ints, blocks_of
+from tdstore_h5.rows.contiguous import Ints
 from tdstore_h5.rows.undo import Undo
 from tdstore_h5.session import Session
 
@@ -32,15 +32,14 @@ class Rows(NamedTuple):
     leaf: Leaf
     at: StoreIndex
     value: Tensor
+    starts: Ints
+    size: int
+    """The blocks, as of `contiguous.blocks_of`."""
 
     @property
     def past_hdf5(self) -> bool:
         """Check whether they go to the file at once."""
         return self.leaf.plain and self.leaf.offset is not None and not self.leaf.held
-
-    def blocks(self) -> tuple[Ints, int]:
-        """Return the blocks, as `contiguous.blocks_of` does."""
-        return blocks_of(self.leaf.spec.shape, self.at)
 
 
 def compare_before(session: Session, path: Path, leaf: Leaf, starts: Ints, size: int) -> None:
@@ -92,13 +91,12 @@ def write_rows(session: Session, writes: Sequence[Rows]) -> None:
 def _put(session: Session, plain: Sequence[Rows], others: Sequence[Rows]) -> None:
     handle = session.handle
     for w in plain:
-        starts, size = w.blocks()
-        session.sums.touch(w.path, w.leaf.spec, starts, size)
+        session.sums.touch(w.path, w.leaf.spec, w.starts, w.size)
         assert w.leaf.offset is not None
         with io_errors(session.url, f"writing {path_text(w.path)}"):
-            session.raw.write(w.leaf.offset, w.leaf.spec, starts, size, w.value)
+            session.raw.write(w.leaf.offset, w.leaf.spec, w.starts, w.size, w.value)
     for w in others:
-        session.sums.touch(w.path, w.leaf.spec, *w.blocks())
+        session.sums.touch(w.path, w.leaf.spec, w.starts, w.size)
         handle.unflushed = session.pending = True
         with handle.writing(f"writing {path_text(w.path)}"):
             _through_hdf5(session, w)
@@ -124,7 +122,7 @@ def _remember(session: Session, writes: Sequence[Rows]) -> tuple[Undo, int]:
         with io_errors(session.url, "keeping old rows"):
             for w in known:
                 assert w.leaf.offset is not None
-                undo.remember(w.leaf.offset, w.leaf.spec, *w.blocks(), bounded=bounded)
+                undo.remember(w.leaf.offset, w.leaf.spec, w.starts, w.size, bounded=bounded)
                 if not undo.complete:
                     return _remember(session, writes)
     except BaseException:
