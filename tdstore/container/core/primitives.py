@@ -80,6 +80,10 @@ class Primitives(OpsBase):
         """Return the record of a first-level LEAF that is a nested tensor, and the specs of its leaves; else None."""
         return None
 
+    def _nested_layout(self, key: str) -> tuple[torch.layout, int] | None:
+        """Return the layout and the ragged dimension of a first-level LEAF that is a nested tensor; else None."""
+        return None
+
     def _leaves(self) -> list[Any]:
         """Return what reads every leaf below, in key order: the leaf itself, or its path and selection."""
         raise NotImplementedError

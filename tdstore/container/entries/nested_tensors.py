@@ -20,14 +20,11 @@ def leaf_shape(tensor: Tensor) -> torch.Size:
     """
     if not tensor.is_nested:
         return tensor.shape
+    if tensor.layout is torch.jagged:
+        dim, values = tensor._ragged_idx, tensor.values()  # type: ignore[attr-defined]
+        return torch.Size((tensor.size(0), *values.shape[: dim - 1], -1, *values.shape[dim:]))
     parts = [part.shape for part in tensor.unbind()]
-    rest = [n[0] if len(set(n)) == 1 and not _ragged(tensor, d) else -1 for d, n in enumerate(zip(*parts, strict=True))]
-    return torch.Size((len(parts), *rest))
-
-
-def _ragged(tensor: Tensor, dim: int) -> bool:
-    """Check whether a jagged tensor may differ along a dimension of its parts, even if these happen not to."""
-    return tensor.layout is torch.jagged and tensor._ragged_idx == dim + 1  # type: ignore[attr-defined]
+    return torch.Size((len(parts), *(n[0] if len(set(n)) == 1 else -1 for n in zip(*parts, strict=True))))
 
 
 def forms(parts: Sequence[Any]) -> str:

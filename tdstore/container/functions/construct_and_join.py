@@ -10,10 +10,10 @@ from torch import Tensor
 
 from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.dim_names import extend_names
-from tdstore.container.core.paths import entry_path
 from tdstore.container.core.tensorclasses import Typed, rewrap, unwrap, unwrap_all
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.values.nontensor import NonTensor, merge
+from tdstore.container.varlen.nested_rows import concat_rows
 from tdstore.errors import (
     BatchSizeError,
     DifferentKeysError,
@@ -24,7 +24,7 @@ from tdstore.errors import (
 )
 from tdstore.index.shapes import as_dim, as_size
 from tdstore.settings import Switch
-from tdstore.types import LeafSpec, Names, Path, path_text
+from tdstore.types import Names, Path, path_text
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -32,43 +32,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TypedT = TypeVar("TypedT", bound=Typed)
-
-
-def flat_schema(schema: Mapping[Any, Any], prefix: Path = ()) -> dict[Path, LeafSpec]:
-    """Return leaf specs by path, without the batch size.
-
-    A leaf is a `LeafSpec`, a `(shape, dtype)` pair or a dtype; a mapping is a group.
-
-    Raises:
-        TypeError: none of these, or an unknown dtype; the message names the key.
-    """
-    out: dict[Path, LeafSpec] = {}
-    for key, value in schema.items():
-        path = (*prefix, *entry_path(key))
-        found = flat_schema(value, path) if isinstance(value, Mapping) else {path: _leaf_spec(path, value)}
-        for leaf, spec in found.items():
-            if leaf in out:
-                raise InvalidArgumentError(f"the schema has the key {path_text(leaf)} twice")
-            out[leaf] = spec
-    for path in out:
-        for i in range(1, len(path)):
-            if path[:i] in out:
-                raise InvalidArgumentError(f"the schema has {path_text(path[:i])} as a leaf and as a group")
-    return out
-
-
-def _leaf_spec(path: Path, value: Any) -> LeafSpec:
-    if isinstance(value, LeafSpec):
-        return value
-    try:
-        if isinstance(value, (tuple, list)) and len(value) == 2 and not isinstance(value[1], int):
-            shape = (value[0],) if isinstance(value[0], int) else value[0]
-            return LeafSpec(shape, value[1])
-        return LeafSpec((), value)
-    except (TypeError, ValueError) as error:
-        raise InvalidTypeError(
-            f"schema entry {path_text(path)}: expected (shape, dtype), a dtype or a LeafSpec, not {value!r} ({error})"
-        ) from None
 
 
 def _columns(tds: Sequence[Any], what: str, path: Path) -> dict[str, list[Any]]:
@@ -99,7 +62,8 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
         value = column[0]
         if is_batched(value):
             try:
-                data[key] = fn(column, dim)
+                ragged = fn is torch.cat and not dim and any(part.is_nested for part in column if is_batched(part))
+                data[key] = concat_rows(column) if ragged else fn(column, dim)
             except (RuntimeError, TypeError) as error:
                 raise InvalidStateError(f"cannot {what} the entries {path_text((*path, key))}: {error}") from error
         elif _all_plain(column):

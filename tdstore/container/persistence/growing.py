@@ -12,9 +12,11 @@ from typing import Any, Self
 
 import torch
 
-from tdstore.container.core.container import LEAF, Container
+from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
+from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.storage.growth import Growth, check_owner, place_of, step_of
 from tdstore.container.values.nontensor import NonTensor
+from tdstore.container.varlen.nested_rows import as_nested_rows
 from tdstore.errors import BatchSizeError, InvalidArgumentError, InvalidTypeError, LockedError, UnsupportedError
 from tdstore.store import Cap
 
@@ -35,7 +37,7 @@ class GrowingMixin(Container):
         Args:
             row: a TensorDict or a dict with the same (nested) keys, of batch size `batch_size[1:]`. (One of batch
                 size `[n, *batch_size[1:]]` is treated as `n` rows, as `extend` does.) Values are cast to the dtypes
-                of the entries.
+                of the entries. The row of a nested tensor is a plain tensor, of any length.
 
         Raises:
             KeyNotFoundError: a key is missing, or there is one too many.
@@ -81,7 +83,7 @@ class GrowingMixin(Container):
     def resize_(self, n: int) -> Self:
         """Set the length of the first batch dimension, in place; new rows are zeros (stored: the fill value).
 
-        Tensors obtained earlier stay valid and keep their length.
+        New rows of a nested tensor are empty. Tensors obtained earlier stay valid and keep their length.
 
         Args:
             n: the new length, 0 or more.
@@ -189,9 +191,26 @@ def _many_rows(td: Any, rows: Any) -> Any:
             raise BatchSizeError("extend cannot tell how many rows there are: no entry has one dimension or more")
         return td._resident_class._from_mapping(rows, torch.Size((lengths[0], *td.batch_size[1:])), None, None)
     if isinstance(rows, Sequence) and not isinstance(rows, str):
-        singles = [_one_row(td, row) for row in rows]
+        singles = [_with_nested(td, _one_row(td, row)) for row in rows]
         return td._resident_class.cat(singles) if singles else ()
     raise InvalidTypeError(f"rows are a TensorDict, a dict or a list of rows, not a {type(rows).__name__}")
+
+
+def _with_nested(td: Any, row: Any) -> Any:
+    """Return a row with nested tensors where the entries are: rows of different lengths can then be concatenated."""
+    changed = {}
+    for key in td._first_keys():
+        kind = td._kind(key)
+        if kind == VALUE or row._kind(key) != kind:
+            continue  # what does not fit is found when the rows are compared
+        if kind == GROUP:
+            below, part = unwrap(td._raw(key)), unwrap(row._raw(key))
+            made = part if isinstance(below, Container._stack_class) else _with_nested(below, part)
+            if made is not part:
+                changed[key] = made
+        elif (layout := td._nested_layout(key)) is not None and not (leaf := row._raw(key)).is_nested:
+            changed[key] = as_nested_rows(leaf, *layout)
+    return row.copy().update(changed) if changed else row
 
 
 def _lengths(td: Any) -> list[int]:

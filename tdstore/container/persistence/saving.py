@@ -14,7 +14,7 @@ from tdstore.container.core.container import Container
 from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.one_buffer import consolidated_faults
 from tdstore.container.core.preallocation import mark_allocated
-from tdstore.container.functions.construct_and_join import flat_schema
+from tdstore.container.functions.schema import SchemaEntry, allocation, flat_schema, in_memory_entry
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import allocate, open_container, over, write
 from tdstore.container.values.codecs import pickling
@@ -23,7 +23,7 @@ from tdstore.header import Group
 from tdstore.index.shapes import as_size
 from tdstore.io.opening import DEFAULT_ON_DISK, Location, Storage
 from tdstore.store import Cap
-from tdstore.types import Fault, LeafSpec, Mode, Path, path_text
+from tdstore.types import Fault, Mode, Path
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -243,7 +243,9 @@ class SavingMixin(Container):
 
         Args:
             schema: `key -> (shape, dtype)`, a dtype, or a `LeafSpec` with options of its own; nested dicts and tuple
-                keys make nested TensorDicts. Shapes are without the batch size.
+                keys make nested TensorDicts. Shapes are without the batch size. One dimension may be -1: the entry is
+                a jagged tensor, whose rows are empty at first. `str` or `object` stands for one value per row, None
+                at first; a `NonTensorData` is the value of the whole batch.
             batch_size: leading shape of every leaf, `[*B]`.
             storage: backend name or URL. Default: from the location, or in memory if there is none.
             device: the device of the entries.
@@ -260,25 +262,31 @@ class SavingMixin(Container):
             >>> td = TensorDict.from_schema({"obs": ((4,), "uint8"), ("next", "obs"): ((4,), "uint8")}, batch_size=[8])
             >>> td["next", "obs"].shape
             torch.Size([8, 4])
+            >>> grows = TensorDict.from_schema({"tokens": ((-1,), "int64"), "text": str}, batch_size=[0])
+            >>> grows.append({"tokens": [5, 1, 3], "text": "a b c"})
+            >>> grows.append({"tokens": [5], "text": "a"})
+            >>> [row.tolist() for row in grows["tokens"].unbind()], list(grows["text"])
+            ([[5, 1, 3], [5]], ['a b c', 'a'])
         """
         batch = as_size(batch_size)
-        specs = {path: spec.replace(shape=(*batch, *spec.shape)) for path, spec in flat_schema(schema).items()}
+        entries = flat_schema(schema)
         location = next((options.pop(n) for n in _LOCATION_NAMES if options.get(n) is not None), None)
         for name in _LOCATION_NAMES:
             options.pop(name, None)
         if storage is None and location is None:
             if options:
                 raise OptionError(f"an in-memory TensorDict has no option {next(iter(options))!r}")
-            td: TensorDictBase = _in_memory(cls._resident_class, specs, batch, device, names)
+            td: TensorDictBase = _in_memory(cls._resident_class, entries, batch, device, names)
             mark_allocated(td)
             return td
         where = None if device is None else str(torch.device(device))
-        groups = _groups_of(specs, batch, where, None if names is None else tuple(names))
+        plan = allocation(entries, batch)
+        groups = _groups_of(entries, plan.values, batch, where, None if names is None else tuple(names))
         how: Mode = mode or ("w" if existsok else "x")
         if how not in ("w", "x"):
             raise OptionError(f"from_schema takes mode 'x' or 'w', not {how!r}")
         try:
-            handle = allocate(groups, specs, location, storage, how, options, device=device)
+            handle = allocate(groups, plan.specs, location, storage, how, options, plan.writes, device)
             td = over(handle)
         except StoreExistsError as error:
             if error.hint is None or "mode='w'" in error.hint:  # else that mode does not replace it either
@@ -459,21 +467,26 @@ def later(run: Any) -> Future[Any]:
     return future
 
 
-def _groups_of(specs: Mapping[Path, LeafSpec], batch: torch.Size, device: str | None, names: Any) -> dict[Path, Group]:
+def _groups_of(
+    entries: Mapping[Path, SchemaEntry], values: Mapping[Path, Any], batch: torch.Size, device: str | None, names: Any
+) -> dict[Path, Group]:
     keys: dict[Path, dict[str, None]] = {(): {}}
-    for path in specs:
+    for path in entries:
         for i in range(len(path)):
             keys.setdefault(path[:i], {})[path[i]] = None
+    records: dict[Path, dict[str, Any]] = {}
+    for path, record in values.items():
+        records.setdefault(path[:-1], {})[path[-1]] = record
     return {
-        path: Group(batch_size=tuple(batch), names=names, device=device, keys=tuple(below))
+        path: Group(
+            batch_size=tuple(batch), names=names, device=device, keys=tuple(below), values=records.get(path, {})
+        )
         for path, below in sorted(keys.items(), key=lambda item: len(item[0]))
     }
 
 
-def _in_memory(cls: Any, specs: Mapping[Path, LeafSpec], batch: torch.Size, device: Any, names: Any) -> Any:
+def _in_memory(cls: Any, entries: Mapping[Path, SchemaEntry], batch: torch.Size, device: Any, names: Any) -> Any:
     td = cls({}, batch_size=batch, device=device, names=names)
-    for path, spec in specs.items():
-        if spec.options:
-            raise OptionError(f"an in-memory leaf has no option {next(iter(spec.options))!r} (entry {path_text(path)})")
-        td.set(path, torch.full(spec.shape, spec.fill_value, dtype=spec.dtype, device=device))
+    for path, entry in entries.items():
+        td.set(path, in_memory_entry(path, entry, batch, device))
     return td

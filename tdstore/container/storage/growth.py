@@ -6,7 +6,7 @@ A tree may have parts of several kinds: tensors of this process, views of a stor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -15,13 +15,16 @@ from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.tensorclasses import class_of, kind_of, unwrap
+from tdstore.container.entries.nested_tensors import leaf_shape
 from tdstore.container.storage.column_plan import ValuePlan, give_back
 from tdstore.container.storage.describe import describe, stored_value
+from tdstore.container.storage.entry_kinds import NestedTensor
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, merge
 from tdstore.container.varlen.columns import column_leaves
-from tdstore.container.varlen.nested_leaves import leaf_below
+from tdstore.container.varlen.nested_leaves import SPANS, VALUES, leaf_below, parts_of_rows, record_of_rows
+from tdstore.container.varlen.nested_rows import NestedForm, NestedRoom, check_row_shapes, empty_rows, lengthened
 from tdstore.errors import BatchSizeError, InvalidTypeError, KeyNotFoundError, TDStoreError, UnsupportedError
 from tdstore.header import Group
 from tdstore.store import Cap
@@ -105,6 +108,8 @@ class Growth:
         self.nodes: list[Any] = []
         """The containers that get a new length, without lazy stacks."""
         self.leaves: list[Entry] = []
+        self.nested: list[Entry] = []
+        """Nested tensors: leaves whose rows have shapes of their own."""
         self.values: list[Entry] = []
         self.stacks: list[Entry] = []
         """Lazy stacks along the dimension that grows: `rows` are their new elements."""
@@ -136,14 +141,10 @@ class Growth:
             if kind == GROUP:
                 self._walk(node._raw(key), None if rows is None else rows._raw(key), (*path, key))
             elif kind == LEAF:
-                if node._nested_parts(key) is not None:
-                    raise UnsupportedError(
-                        f"the nested tensor {path_text((*path, key))} cannot be given another length",
-                        hint="set the whole entry anew; or keep such rows as td.to_lazystack(0), which grows",
-                    )
+                nested = node._nested_layout(key)
                 if rows is not None:
-                    _compare_shapes(node._leaf_shape(key), rows._leaf_shape(key), (*path, key))
-                self.leaves.append(Entry(node, key, rows))
+                    _compare_shapes(node._leaf_shape(key), rows._leaf_shape(key), (*path, key), nested)
+                (self.leaves if nested is None else self.nested).append(Entry(node, key, rows))
             else:
                 self.values.append(Entry(node, key, None if rows is None else rows._raw(key)))
 
@@ -234,11 +235,15 @@ def _in_memory(growth: Growth) -> Step:
     for entry in growth.stacks:
         if entry.node.is_locked:
             raise entry.node._refuse_locked("add or remove elements")
-    made: list[tuple[Any, str, Tensor, Room | None]] = []
+    made: list[tuple[Any, str, Tensor, Room | NestedRoom | None]] = []
     for node, key, rows in growth.leaves:
         room = (getattr(node, "_rooms", None) or {}).get(key)
         new = None if rows is None else rows._raw(key)
         made.append((node, key, *_relengthened(node._data[key], new, growth.length, room)))
+    for node, key, rows in growth.nested:
+        spare = (getattr(node, "_rooms", None) or {}).get(key)
+        more = None if rows is None else rows._raw(key)
+        made.append((node, key, *lengthened(node._data[key], more, growth.length, spare)))
     values = [(node, key, growth.new_value(Entry(node, key, rows))) for node, key, rows in growth.values]
 
     def do() -> None:
@@ -306,20 +311,19 @@ class _Plan:
         self.columns = False
         """Bytes of values are added to leaves that stay."""
         for node, key, _ in growth.leaves:
-            path = (*_bound_to(node)[1], key)
-            spec = handle.specs[path]
-            self.lengths[path] = growth.length
-            self.specs[path] = spec.replace(shape=(growth.length, *spec.shape[1:]))
+            self._set_length((*_bound_to(node)[1], key), growth.length)
         for node in growth.nodes:
             self._record(_bound_to(node)[1], batch_size=tuple(growth.new_batch(node)))
+        self.parts: dict[Path, dict[str, Tensor]] = {}
+        """The leaves of rows of nested tensors that are in memory, by entry."""
+        for entry in growth.nested:
+            self._nested(entry)
         for entry in growth.values:
             path = _bound_to(entry.node)[1]
             if handle.column((*path, entry.key)):  # many values are leaves
                 self.columns = growth.rows is not None
                 growth.check_values(entry)
-                leaf = column_leaves((*path, entry.key))[0]
-                self.lengths[leaf] = growth.length
-                self.specs[leaf] = handle.specs[leaf].replace(shape=(growth.length, *handle.specs[leaf].shape[1:]))
+                self._set_length(column_leaves((*path, entry.key))[0], growth.length)
                 continue
             value = growth.new_value(entry)
             with pickling(handle.trusted):
@@ -330,6 +334,45 @@ class _Plan:
             self.made += [(leaf, value._raw(leaf[-1])) for leaf in specs]  # type: ignore[attr-defined]
         for node, _, elements in growth.stacks:
             self._elements(node, _bound_to(node)[1], elements)
+
+    def _nested(self, entry: Entry) -> None:
+        """Plan the new lengths of the leaves of a nested tensor."""
+        growth, (node, key, rows) = self.growth, entry
+        path = (*_bound_to(node)[1], key)
+        found = self.handle.entries[path]
+        assert isinstance(found, NestedTensor), path
+        self._keep_record(path, found.layout.rest)
+        for leaf in found.leaves[1:]:
+            self._set_length(leaf, growth.length)
+        if growth.length < growth.old:
+            self._set_length(found.leaves[0], found.layout.elements_before(growth.length, self.handle.store))
+            return
+        if rows is None:
+            kind = found.layout
+            form = NestedForm(kind.layout, kind.dim, kind.rest, kind.dtype)
+            rows_made = empty_rows(form, growth.length - growth.old)
+        elif isinstance(rows, Container._stored_class):
+            return  # a block at a time
+        else:
+            rows_made = rows._raw(key)
+        self.parts[path] = self._parts(path, rows_made)
+
+    def _parts(self, path: Path, rows: Tensor) -> dict[str, Tensor]:
+        """Plan to add rows to a nested tensor: its values get longer, and its record may change."""
+        parts = parts_of_rows(rows, self.groups[path[:-1]].values[path[-1]])
+        self._keep_record(path, leaf_shape(rows)[1:])
+        values = (*path, VALUES)
+        self._set_length(values, self.specs[values].shape[0] + len(parts[VALUES]))
+        return parts
+
+    def _keep_record(self, path: Path, row: Sequence[int]) -> None:
+        group, key = self.groups[path[:-1]], path[-1]
+        record = record_of_rows(group.values[key], self.growth.length, row)
+        self._record(path[:-1], values={**group.values, key: record})
+
+    def _set_length(self, leaf: Path, length: int) -> None:
+        self.lengths[leaf] = length
+        self.specs[leaf] = self.specs[leaf].replace(shape=(length, *self.specs[leaf].shape[1:]))
 
     def _record(self, path: Path, **changes: Any) -> None:
         self.groups[path] = msgspec.structs.replace(self.groups[path], **changes)
@@ -356,6 +399,9 @@ class _Plan:
     def writes(self) -> Iterator[list[Write]]:
         """Yield the writes of the new rows, in blocks of bounded memory where they are stored themselves."""
         yield [Write(path, (), value.detach().to("cpu", self.specs[path].dtype)) for path, value in self.made]
+        yield [
+            write for path, parts in self.parts.items() for write in self._nested_writes(path, parts, self.growth.old)
+        ]
         rows, old = self.growth.rows, self.growth.old
         if rows is None:
             return
@@ -372,6 +418,12 @@ class _Plan:
             path, value = (*_bound_to(node)[1], key), rows._raw(key)
             at = (slice(start, start + len(value), 1),)
             out.append(Write(path, at, value.detach().to("cpu", self.specs[path].dtype)))
+        for node, key, rows in growth.nested:
+            path = (*_bound_to(node)[1], key)
+            if path not in self.parts:
+                parts = self._parts(path, rows._raw(key))
+                self.handle.store.resize({(*path, VALUES): self.specs[(*path, VALUES)].shape[0]})
+                out += self._nested_writes(path, parts, start)
         values = ValuePlan(self.handle)
         for node, key, rows in growth.values:
             path = (*_bound_to(node)[1], key)
@@ -379,6 +431,17 @@ class _Plan:
                 out.append(values.rows(path, start, rows))
         out += values.prepare()
         self.specs.update({path: self.handle.specs[path] for path in values.grown()})
+        return out
+
+    def _nested_writes(self, path: Path, parts: dict[str, Tensor], start: int) -> list[Write]:
+        """Build the writes of rows of a nested tensor, whose first is row `start`."""
+        before = self.specs[(*path, VALUES)].shape[0] - len(parts[VALUES])
+        out = []
+        for name, part in parts.items():
+            leaf, at = (*path, name), before if name == VALUES else start
+            if len(part):
+                data = part + before if name == SPANS else part
+                out.append(Write(leaf, (slice(at, at + len(part), 1),), data.to("cpu", self.specs[leaf].dtype)))
         return out
 
 
@@ -460,8 +523,11 @@ def _compare_keys(mine: list[str], theirs: list[str], path: Path) -> None:
         )
 
 
-def _compare_shapes(mine: torch.Size, theirs: torch.Size, path: Path) -> None:
-    if mine[1:] != theirs[1:] or len(mine) != len(theirs):
+def _compare_shapes(mine: torch.Size, theirs: torch.Size, path: Path, nested: tuple[torch.layout, int] | None) -> None:
+    if nested is not None:
+        free = nested[0] is not torch.jagged
+        check_row_shapes((-1,) * len(mine) if free else mine, theirs, f"the nested tensor {path_text(path)}")
+    elif mine[1:] != theirs[1:] or len(mine) != len(theirs):
         raise BatchSizeError(
             f"rows of entry {path_text(path)} have the shape {list(mine[1:])}, those given {list(theirs[1:])}"
         )

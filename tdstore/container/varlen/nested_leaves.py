@@ -86,14 +86,77 @@ def _of_strided(tensor: Tensor) -> tuple[dict[str, Any], Tensor, Tensor, Tensor]
 
 def _of_jagged(tensor: Tensor) -> tuple[dict[str, Any], Tensor, Tensor, None]:
     dim = ragged_dim(tensor)
-    values, offsets = tensor.values().movedim(dim - 1, 0), tensor.offsets().to("cpu", torch.int64)  # type: ignore[attr-defined]
-    if tensor.lengths() is not None or int(offsets[0]) or int(offsets[-1]) != len(values):  # type: ignore[attr-defined]
-        rows = [row.movedim(dim - 1, 0) for row in tensor.unbind()]
-        offsets = torch.tensor([0, *map(len, rows)], dtype=torch.int64).cumsum(0)
-        values = torch.cat(rows) if rows else values[:0]
+    values, offsets = jagged_parts(tensor)
     rest = list(values.shape[1:])
     shape = [len(offsets) - 1, *rest[: dim - 1], -1, *rest[dim - 1 :]]
     return {"layout": "jagged", "shape": shape, "dim": dim}, values, offsets[1:], None
+
+
+def jagged_parts(tensor: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
+    """Return the values of a jagged tensor, the ragged dimension first, and where each row begins.
+
+    Args:
+        tensor: a jagged tensor; or a strided one, nested or plain, whose rows are to be those of one.
+        dim: the ragged dimension of a strided one, counted with the rows in front.
+
+    Returns:
+        Values `[total, ...]`, which share memory where rows follow one another; offsets `[n + 1]`, int64, on the CPU.
+    """
+    if not tensor.is_nested:
+        count, size = tensor.shape[0], tensor.shape[dim]
+        return tensor.movedim(dim, 1).flatten(0, 1), torch.arange(count + 1) * size
+    if tensor.layout is torch.jagged:
+        dim = ragged_dim(tensor)
+        values, offsets = tensor.values().movedim(dim - 1, 0), tensor.offsets().to("cpu", torch.int64)  # type: ignore[attr-defined]
+        if tensor.lengths() is None and not int(offsets[0]) and int(offsets[-1]) == len(values):  # type: ignore[attr-defined]
+            return values, offsets
+        none = values[:0]
+    else:
+        none = tensor.new_empty(0)
+    rows = [row.movedim(dim - 1, 0) for row in tensor.unbind()]
+    offsets = torch.tensor([0, *map(len, rows)], dtype=torch.int64).cumsum(0)
+    return torch.cat(rows) if rows else none, offsets
+
+
+def parts_of_rows(rows: Tensor, record: Any) -> dict[str, Tensor]:
+    """Build the leaves of rows that are added to a nested tensor of a store.
+
+    Args:
+        rows: a nested tensor, or a plain one `[n, ...]`: `n` rows of one shape.
+        record: the value record of the nested tensor.
+
+    Returns:
+        Leaves by name, on the CPU. Offsets begin at 0.
+    """
+    about, rows = record["nested"], rows.detach().cpu()
+    names = [VALUES, *_places_of(about)]
+    if LAYOUTS[about["layout"]] is torch.jagged:
+        values, offsets = jagged_parts(rows, about.get("dim", 1))
+        found = {VALUES: values, SPANS: torch.stack((offsets[:-1], offsets[1:]), 1)}
+    elif rows.is_nested:
+        found = parts_of_nested(_as_strided(rows))[1]
+    else:
+        shapes = torch.tensor([rows.shape[1:]], dtype=torch.int64).reshape(1, -1).expand(len(rows), -1)
+        ends = shapes.prod(1).cumsum(0)
+        found = {VALUES: rows.flatten(), SPANS: torch.stack((ends - shapes.prod(1), ends), 1), SHAPES: shapes}
+    return {name: found[name] for name in names}
+
+
+def _as_strided(tensor: Tensor) -> Tensor:
+    return tensor if tensor.layout is torch.strided else torch.nested.as_nested_tensor(list(tensor.unbind()))
+
+
+def record_of_rows(record: Any, length: int, row: Sequence[int]) -> dict[str, Any]:
+    """Return the value record of a nested tensor that got another number of rows.
+
+    Args:
+        record: the record until now.
+        length: the number of rows afterwards.
+        row: the shape of the rows that were added. A dimension in which they differ from the others is ragged then.
+    """
+    about = record["nested"]
+    rest = [n if n == new else -1 for n, new in zip(about["shape"][1:], row, strict=True)]
+    return {"nested": {**about, "shape": [length, *rest]}}
 
 
 def ragged_dim(tensor: Tensor) -> int:
@@ -158,6 +221,13 @@ class Nested:
         terms = sel.by_dimension()
         return bool(terms) and isinstance(terms[0], int)  # type: ignore[index]
 
+    def elements_before(self, row: int, store: Store) -> int:
+        """Return how many elements the rows before one have."""
+        if not row:
+            return 0
+        found, _ = drive(self._places_at(slice(row - 1, row), partial=_partial(store)), store)
+        return int(found[0, 1])
+
     # -- whole -----------------------------------------------------------------------------------
     def viewed(self, store: Store) -> Tensor:
         """Build the nested tensor whose elements are those of the store, as live as its leaves are."""
@@ -169,13 +239,13 @@ class Nested:
         return self._whole(values, *self._places(rest))
 
     def _whole(self, values: Tensor, row_offsets: Tensor, shapes: Tensor | None) -> Tensor:
-        begins, ends = row_offsets.unbind(1)
+        begins, ends = row_offsets.numpy().T
         self._check(row_offsets, shapes, len(values))
         dense = bool((begins[1:] == ends[:-1]).all())
         if not dense or (len(row_offsets) and (int(begins[0]) or int(ends[-1]) != len(values))):
             raise self._damaged("its rows do not follow one another")
         if shapes is None:
-            offsets = torch.cat((begins.new_zeros(1), ends)).to(values.device)
+            offsets = torch.from_numpy(np.concatenate(([0], ends))).to(values.device)
             return torch.nested.nested_tensor_from_jagged(values.movedim(0, self.dim - 1), offsets, jagged_dim=self.dim)
         return nested_over(values, shapes)
 
@@ -279,14 +349,14 @@ class Nested:
         return row_offsets, shapes
 
     def _check(self, row_offsets: Tensor, shapes: Tensor | None, length: int) -> None:
-        begins, ends = row_offsets.unbind(1)
-        if bool((begins < 0).any()) or bool((begins > ends).any()) or bool((ends > length).any()):
+        begins, ends = row_offsets.numpy().T  # numpy, since torch starts threads for some thousand numbers
+        if (begins < 0).any() or (begins > ends).any() or (ends > length).any():
             raise self._damaged(f"a row reaches beyond its {length} elements")
         if shapes is None:
             return
-        sizes = shapes.double().prod(1)  # which does not wrap around
+        sizes = shapes.double().prod(1).numpy()  # which does not wrap around
         fixed = [d for d, n in enumerate(self.rest) if n != -1]
-        mismatched = bool((shapes < 0).any()) or not torch.equal(sizes, (ends - begins).double())
+        mismatched = bool((shapes < 0).any()) or not np.array_equal(sizes, ends - begins)
         if mismatched or bool(
             (shapes[:, fixed] != torch.tensor([self.rest[d] for d in fixed], dtype=torch.int64)).any()
         ):

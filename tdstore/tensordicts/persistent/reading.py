@@ -103,6 +103,12 @@ class StoredTree(WindowTree):
         leaves = {leaf[-1]: self._handle.specs[leaf] for leaf in entry.leaves}
         return self._group().values[key], leaves
 
+    def _nested_layout(self, key: str) -> tuple[torch.layout, int] | None:
+        entry = self._entry(key)
+        if not isinstance(entry, NestedTensor) or entry.layout.is_row(self._sel):
+            return None
+        return entry.layout.layout, entry.layout.dim
+
     def _raw(self, key: str) -> Any:
         match entry := self._entry(key):
             case Leaf(path):

@@ -21,7 +21,7 @@ from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import entry, over
 from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
-from tdstore.container.varlen.nested_leaves import leaf_below, parts_of_nested, specs_of_nested
+from tdstore.container.varlen.nested_leaves import leaf_below, parts_of_nested, ragged_dim, specs_of_nested
 from tdstore.errors import (
     BatchSizeError,
     KeyNotFoundError,
@@ -100,6 +100,10 @@ class BindingMixin(ResidentTree):
             return None
         record, parts = parts_of_nested(leaf)
         return record, specs_of_nested(parts)
+
+    def _nested_layout(self, key: str) -> tuple[torch.layout, int] | None:
+        leaf: Tensor = self._data[key]
+        return (leaf.layout, ragged_dim(leaf) if leaf.layout is torch.jagged else 1) if leaf.is_nested else None
 
     def is_shared(self) -> bool:
         """Return whether other processes of this machine see writes to the leaves. On CUDA they always do.

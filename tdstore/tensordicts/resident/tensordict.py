@@ -240,7 +240,7 @@ class TensorDict(IndexedTree):
             if type(key) is not str:
                 return False
             if type(value) is Tensor:
-                if n and value.shape[:n] != batch:
+                if value.is_nested or (n and value.shape[:n] != batch):
                     return False
             elif type(value) is TensorDict and type(data.get(key)) is TensorDict and not data[key]._state:
                 below.append((data[key], value))

@@ -40,7 +40,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "delete a group": lambda td: td.pop("n"),
     "rename": lambda td: td.rename_key_("b", "moved"),
     "rename over another": lambda td: td.rename_key_("b", "a"),
-    "append": lambda td: td.append({"a": torch.ones(2), "b": 1, "n": {"c": 1.0}, "s": "one more"}),
+    "append": lambda td: td.append({"a": torch.ones(2), "b": 1, "n": {"c": 1.0}, "s": "one more", "r": torch.ones(3)}),
     "shrink": lambda td: td.resize_(2),
 }
 
@@ -52,6 +52,7 @@ def entries() -> TensorDict:
             "b": torch.arange(4),
             "n": {"c": torch.zeros(4)},
             "s": ["one", "two", "three", "four"],
+            "r": torch.nested.nested_tensor([torch.ones(n) for n in (2, 0, 3, 1)], layout=torch.jagged),
         },
         [4],
     )
@@ -85,6 +86,12 @@ def snapshot(td: Any) -> dict[str, Any]:
 def same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, torch.Tensor) and a.is_nested:
+        return (
+            isinstance(b, torch.Tensor)
+            and b.is_nested
+            and same(dict(enumerate(a.unbind())), dict(enumerate(b.unbind())))
+        )
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
     return bool(a == b)

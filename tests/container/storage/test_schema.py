@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import tdstore
-from tdstore import LeafSpec, TensorDict
+from tdstore import LeafSpec, NonTensorData, TensorDict
+from tdstore.errors import BatchSizeError
 
 
 def test_every_form_of_a_leaf(backend, place):
@@ -60,7 +61,7 @@ def test_in_memory_by_default():
     [
         ({"a": ((2,), "floaty32")}, "'a'"),
         ({"a": "no dtype"}, "'a'"),
-        ({"n": {"b": ((-1,), "float32")}}, "'n' / 'b'"),
+        ({"n": {"b": ((-1, -1), "float32")}}, "'n' / 'b'"),
         ({"a": object()}, "'a'"),
         ({"a": {"b": torch.int8}, ("a", "b"): torch.int8}, "twice"),
         ({"a": torch.int8, ("a", "b"): torch.int8}, "'a'"),
@@ -133,3 +134,32 @@ def test_declared_abilities_are_those_of_the_stores(backend, place):
         assert declared.caps == store.caps
     assert "can: " in str(next(line for line in tdstore.backends() if line.name == name))
     td.close()
+
+
+@pytest.mark.parametrize("rows", [0, 3, 2000])
+def test_strings_values_and_ragged_rows(backend, place, rows):
+    """They are there before any row is, and grow: a few values lie in the header, many in leaves."""
+    schema = {
+        "x": ((2,), "float32"),
+        "text": str,
+        "n": {"tokens": ((-1, 2), "int64"), "any": object},
+        "config": NonTensorData("adam"),
+    }
+    td = TensorDict.from_schema(schema, batch_size=[rows], **place(backend))
+    assert list(td.keys()) == ["x", "text", "n", "config"] and td["config"] == "adam"
+    assert td["text"] == td["n", "any"] == [None] * rows
+    assert td["n", "tokens"].dtype == torch.int64 and td["n", "tokens"].size(0) == rows
+    for count in (1, 3):
+        row = {"x": torch.ones(2), "text": str(count), "n": {"tokens": torch.ones(count, 2), "any": str(count)}}
+        td.append({**row, "config": "adam"})
+    assert td.batch_size == (rows + 2,) and td["text"] == [None] * rows + ["1", "3"]
+    assert td["n", "any"][-2:] == ["1", "3"]
+    assert [len(row) for row in td["n", "tokens"].unbind()] == [0] * rows + [1, 3]
+    td.close()
+
+
+def test_ragged_rows_need_a_batch_dimension():
+    with pytest.raises(BatchSizeError, match="'a'"):
+        TensorDict.from_schema({"a": ((-1,), "float32")})
+    two = TensorDict.from_schema({"a": ((-1, 5), "float32")}, batch_size=[3, 2])["a"]
+    assert two.unbind()[0].shape == (2, 0, 5)

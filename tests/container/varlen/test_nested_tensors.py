@@ -17,7 +17,7 @@ import torch
 import tdstore
 from tdstore import TensorDict, lazy_stack
 from tdstore.builtin.shared.store import remove
-from tdstore.errors import CorruptStoreError, StoreNotFoundError, UnsupportedError
+from tdstore.errors import BatchSizeError, CorruptStoreError, StoreNotFoundError, UnsupportedError
 from tdstore.store import Store
 
 STORED = ["h5", "zarr", "memory://"]
@@ -232,8 +232,6 @@ def test_what_is_refused(kind: str, fresh: Any) -> None:
         lambda: saved.set_at_("n", torch.ones(4), 1),
         lambda: saved.__setitem__(1, row),
         lambda: saved.set_("n", td["n"]),
-        lambda: saved.append(row),
-        lambda: saved.resize_(2),
         lambda: saved[1:].set("n", nested(torch.jagged, (1,), (1,), (1,))),
         lambda: saved.read([0, 1], out=TensorDict({"x": torch.zeros(2, dtype=torch.int64)}, [2])),
     ):
@@ -384,3 +382,13 @@ def _over(store: Store) -> Any:
     from tdstore.registry import registry
 
     return over(StoreHandle(store, registry().get("h5"), None, "r", {}))
+
+
+def test_update_takes_strided_nested_tensors() -> None:
+    parts = [torch.ones(2, 3), torch.ones(1, 3)]
+    td = TensorDict({"x": torch.ones(2)}, [2])
+    td.update({"image": torch.nested.as_nested_tensor(parts, layout=torch.strided)})
+    assert [row.shape for row in td["image"].unbind()] == [part.shape for part in parts]
+    with pytest.raises(BatchSizeError):
+        td.update({"more": torch.nested.as_nested_tensor([*parts, *parts], layout=torch.strided)})
+    assert list(td.keys()) == ["x", "image"]
