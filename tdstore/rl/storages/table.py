@@ -18,19 +18,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tdstore import StoreHandle
+from tdstore import MemoryMappedTensor, StoreHandle
 from tdstore.dtypes import from_numpy, is_bit_pattern, to_numpy
 from tdstore.errors import BatchSizeError, CorruptStoreError
 from tdstore.rl.storages.structure import Column
 from tdstore.storekit.pageadvice import MANY, map_pages
+from tdstore.storekit.sparse import reserve
 from tdstore.types import Path, Write
 
 STATE: Path = ("_replay_state", "data")
 UNDO: Path = ("_replay_undo", "data")
-UNDO_BYTES = 1 << 20
+UNDO_BYTES = 2 << 20
 """Room for rows that are being overwritten; a write of more of them is done in parts."""
 _AHEAD = 1 << 20
 """Bytes that are taken from the disk at once when rows are first written."""
+_LARGE = 256 << 10
+"""Bytes of a column from which on the pages of its file are made by their mapping."""
 
 Ints = npt.NDArray[np.int64]
 LENGTH = 32
@@ -433,6 +436,8 @@ class LiveTable(ArrayTable):
         self._touched = False
         self._reserved = self._beyond = 0
         """Rows below the first have room on the disk; at and above the second nothing was ever written."""
+        self._mapped = all(isinstance(tensor, MemoryMappedTensor) for tensor in tensors)
+        self._largest = max((size for _, size in self._bytes), default=0)
         row = sum(column.nbytes for column in columns) * self.slots_per_row
         self._ahead = max(1, _AHEAD // max(row, 1))
 
@@ -466,7 +471,10 @@ class LiveTable(ArrayTable):
         """Notify the store that its leaves change: it looks at torch's versions of them, which numpy leaves alone."""
         self.handle.check_writable()
         store = self.handle.store
-        # Room on the disk for the leaves that are always written, and the beginning of a session.
+        # Room on the disk for the leaves that are always written, and the beginning of a session. It is taken first:
+        # on a full file system in memory, a hole that is read ends the process.
+        for leaf in self._leaves[len(self.columns) :]:
+            reserve(leaf)
         writes = [Write(STATE, (slice(0, len(self._numbers), 1),), self._state_leaf.clone())]
         if self.durable:
             room = self._leaves[-1]
@@ -495,6 +503,13 @@ class LiveTable(ArrayTable):
             for c, v, t in zip(self.columns, values, self.tensors, strict=True)
             if v is not None
         ]
+        large = count_of(rows) * self._largest >= _LARGE and self._mapped
+        if large and isinstance(rows, slice) and type(values) is Block:
+            self._write_new(rows, values)
+            if rows.start <= self._reserved and not state.scattered:
+                self._reserved = last
+            self._beyond = max(self._beyond, last)
+            return
         ahead, reserved = 0, self._reserved
         if isinstance(rows, slice) and rows.start <= self._reserved and not state.scattered:
             if rows.stop >= max(state.length, self._beyond) and len(pairs) == len(self.columns):
@@ -509,8 +524,19 @@ class LiveTable(ArrayTable):
         if isinstance(rows, slice):
             self._map(rows.start, rows.stop + ahead)
 
+    def _write_new(self, rows: slice, values: Block) -> None:
+        """Write rows of files for the first time, through memory.
+
+        The system then keeps the file in pages of 4 KiB. It keeps what is written by calls in larger pieces, of which
+        each costs several times as long when it is changed after the system has written it to the disk.
+        """
+        for tensor in self.tensors:
+            reserve(tensor[rows])
+        self._map(rows.start, rows.stop)
+        super().write(rows, values)
+
     def _map(self, first: int, stop: int) -> None:
-        """Map pages of rows that the store has just written into their files: they are read and overwritten soon."""
+        """Map pages of rows whose files have blocks for them: they are written now, or read soon."""
         for start, size in self._bytes:
             if (stop - first) * size >= MANY:
                 map_pages(start + first * size, (stop - first) * size)
