@@ -11,7 +11,7 @@ from typing import Any
 
 from tdstore import errors
 from tdstore.base import TensorDictBase
-from tdstore.builtin.tdz.packing import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
+from tdstore.builtin.tdz.pack_unpack import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
 from tdstore.container.core.defaults import get_defaults_to_none, set_get_defaults_to_none
 from tdstore.container.core.tensor_attrs import TensorAttrs
 from tdstore.container.display.options import get_printoptions, set_printoptions

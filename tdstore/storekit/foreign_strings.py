@@ -87,25 +87,25 @@ class Strings:
             sizes = np.fromiter(map(len, values), np.int64, len(values))
             joined = b"".join(values)
         ends = np.cumsum(sizes) + self._end
-        spans = np.stack([ends - sizes, ends], 1)
-        spans[strange] = ~spans[strange]
+        offsets = np.stack([ends - sizes, ends], 1)
+        offsets[strange] = ~offsets[strange]
         self._parts.append(joined)
         self._end += len(joined)
-        return spans
+        return offsets
 
-    def leaves(self, path: Path, spans: Ints) -> tuple[dict[Path, Tensor], dict[str, Any]]:
+    def leaves(self, path: Path, offsets: Ints) -> tuple[dict[Path, Tensor], dict[str, Any]]:
         """Return the leaves of a column with offsets `[*shape, 2]`, and its value record."""
         text = text_of(b"".join(self._parts))
         self._parts.clear()
-        return {(*path, SPANS): torch.from_numpy(spans), (*path, TEXT): text}, {"column": mark_of(text.numpy())}
+        return {(*path, SPANS): torch.from_numpy(offsets), (*path, TEXT): text}, {"column": mark_of(text.numpy())}
 
-    def values(self, spans: Ints) -> Any:
+    def values(self, offsets: Ints) -> Any:
         """Return the values at offsets `[*shape, 2]` as nested lists.
 
         Raises:
             ValueError: as for `add`, where values share their bytes: a header holds the bytes of each.
         """
-        pairs = spans.reshape(-1, 2)
+        pairs = offsets.reshape(-1, 2)
         if int(np.abs(pairs[:, 1] - pairs[:, 0]).sum()) > MOST:
             raise _too_many()
         text = b"".join(self._parts)
@@ -113,7 +113,7 @@ class Strings:
             (a, b): text[a - HEAD : b - HEAD].decode() if a >= 0 else msgspec.json.decode(text[~a - HEAD : ~b - HEAD])
             for a, b in set(map(tuple, pairs.tolist()))
         }
-        return _nested([made[a, b] for a, b in pairs.tolist()], spans.shape[:-1])
+        return _nested([made[a, b] for a, b in pairs.tolist()], offsets.shape[:-1])
 
 
 def _too_many() -> ValueError:
@@ -135,13 +135,13 @@ def _is_text(value: bytes) -> bool:
     return True
 
 
-def entry(path: Path, strings: Strings, spans: Ints, *, leaves: bool) -> tuple[dict[str, Any], dict[Path, Tensor]]:
+def entry(path: Path, strings: Strings, offsets: Ints, *, leaves: bool) -> tuple[dict[str, Any], dict[Path, Tensor]]:
     """Return the value record of an entry, and its leaves if it has enough values (and `leaves` allows it)."""
-    if not leaves or math.prod(spans.shape[:-1]) < COLUMN_FROM:
-        levels = {"ndim": spans.ndim - 1} if spans.ndim > 2 else {}
-        return {"stack": strings.values(spans), "dim": 0, **levels}, {}
-    found, envelope = strings.leaves(path, spans)
-    return envelope, found
+    if not leaves or math.prod(offsets.shape[:-1]) < COLUMN_FROM:
+        levels = {"ndim": offsets.ndim - 1} if offsets.ndim > 2 else {}
+        return {"stack": strings.values(offsets), "dim": 0, **levels}, {}
+    found, record = strings.leaves(path, offsets)
+    return record, found
 
 
 class Refusal(dict[str, Any]):

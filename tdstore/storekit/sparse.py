@@ -85,7 +85,7 @@ class Holes:
         if not self._left and chunks:
             self.filled()
 
-    def spans(self, starts: np.ndarray[Any, Any], length: int) -> None:
+    def runs(self, starts: np.ndarray[Any, Any], length: int) -> None:
         """Reserve blocks for `length` bytes from each of `starts`."""
         if len(starts) > 1 and 0 < length <= CHUNK and self._left:
             # Each lies in two chunks at most: those that still lack blocks, once each.
@@ -117,7 +117,7 @@ def reserve(tensor: Tensor, terms: Sequence[Any] = ()) -> None:
     if target.numel():
         starts, depth = _blocks(target, rows)
         item = target.itemsize
-        holes.spans((starts + int(target.storage_offset())) * item, _extent(target, depth) * item)
+        holes.runs((starts + int(target.storage_offset())) * item, _extent(target, depth) * item)
 
 
 def _blocks(target: Tensor, rows: Tensor | None) -> tuple[np.ndarray[Any, Any], int]:

@@ -86,30 +86,43 @@ def words_of(name: str) -> set[str]:
 
 # word -> (the term to write instead, how many names of a file still have it: a number that may only fall)
 RETIRED: dict[str, tuple[str, int]] = {
-    "apart": ("separate, own copy", 1),
+    "apart": ("separate, own copy", 0),
     "crowded": ("needs_compaction", 0),
     "dressed": ("wrapped", 0),
-    "envelope": ("value record", 1),
-    "given": ("name what it is", 8),
+    "envelope": ("value record", 0),
+    "given": ("name what it is", 1),
     "hollow": ("empty", 0),
     "home": ("binding", 0),
-    "kept": ("inline", 2),
+    "kept": ("inline", 0),
     "lent": ("lazy gather", 0),
     "medium": ("storage", 0),
-    "odd": ("mismatched, name what it is", 3),
-    "packing": ("compaction", 1),
+    "odd": ("mismatched, name what it is", 0),
+    "packing": ("compaction", 0),
     "peer": ("tensordict", 0),
     "redressed": ("rewrapped", 0),
-    "shut": ("closed", 1),
+    "shut": ("closed", 0),
     "somebody": ("holder", 0),
-    "spans": ("offsets", 8),
-    "taken": ("lazy gather", 5),
+    "spans": ("offsets", 0),
+    "taken": ("lazy gather", 0),
     "texts": ("var-length columns", 0),
     "told": ("warned, reported", 0),
     "travelling": ("task payload", 0),
     "undressed": ("unwrapped", 0),
     "unmoved": ("unchanged", 0),
     "worn": ("tensorclass", 0),
+}
+# Public names that have a retired word: others may use or override them. -> why they stay
+STAY: dict[tuple[str, str], str] = {
+    ("tdstore/keys.py", "taken"): "an argument of the public `encode_names`",
+    (
+        "tdstore/testing/checks/catalogue.py",
+        "test_odd_groups",
+    ): "authors of backends name it in `deviations`",
+    ("tdstore/testing/checks/catalogue.py", "test_odd_keys"): "as above",
+    ("tdstore/testing/checks/headers.py", "test_header_is_apart_from_leaves"): "as above",
+    ("tdstore/testing/checks/headers.py", "test_header_kept_by_writes"): "as above",
+    ("tdstore/testing/checks/headers.py", "test_header_odd_keys"): "as above",
+    ("tdstore/testing/crash.py", "kept"): "`CrashTests.kept`, which authors of backends override",
 }
 
 
@@ -120,7 +133,12 @@ def test_retired_words_do_not_come_back(word):
     for path in sources():
         lines: dict[str, int] = {}
         for line, name in names_defined(path):
-            if word in words_of(name):
+            if word in words_of(name) and (name_of(path), name) not in STAY:
                 lines.setdefault(name, line)
         offenders += [f"{name_of(path)}:{line} {name}" for name, line in lines.items()]
     at_most(limit, offenders, f"names with {word!r}, which is now: {term}")
+
+
+def test_names_that_stay_are_there():
+    defined = {(name_of(path), name) for path in sources() for _, name in names_defined(path)}
+    assert set(STAY) <= defined

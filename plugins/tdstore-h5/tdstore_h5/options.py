@@ -96,12 +96,12 @@ def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, *, co
     return merged
 
 
-def _column_options(name: str, spec: LeafSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+def _column_options(name: str, spec: LeafSpec, requested: Mapping[str, Any]) -> dict[str, Any]:
     """Return small chunks, if any: nearly every random row touches a chunk of its own.
 
     Options for rows do not suit a data leaf, whose "rows" are bytes.
     """
-    found = dict(given)
+    found = dict(requested)
     if name == TEXT:
         rows = [key for key in ("chunks", "maxshape") if found.get(key) not in (None, False)]
         found |= dict.fromkeys(rows, True)
@@ -155,8 +155,8 @@ def with_fill(spec: LeafSpec, defaults: Mapping[str, Any]) -> LeafSpec:
 def _fit_maxshape(value: Any, shape: tuple[int, ...], url: str, path: Path) -> tuple[int | None, ...]:
     if value is True:
         return (None,) * len(shape)
-    given = _tuple(value, "maxshape", url, path, allow_none=True)[: len(shape)]
-    limit = (*given, *shape[len(given) :])
+    leading = _tuple(value, "maxshape", url, path, allow_none=True)[: len(shape)]
+    limit = (*leading, *shape[len(leading) :])
     for most, now in zip(limit, shape, strict=True):
         if most is not None and most < now:
             raise option_error(url, f"maxshape {limit} of {path_text(path)} is smaller than its shape {shape}")
@@ -166,8 +166,8 @@ def _fit_maxshape(value: Any, shape: tuple[int, ...], url: str, path: Path) -> t
 def _fit_chunks(
     value: Any, shape: tuple[int, ...], limit: tuple[int | None, ...], url: str, path: Path
 ) -> tuple[int, ...]:
-    given = _tuple(value, "chunks", url, path, allow_none=False)[: len(shape)]
-    chunks = (*given, *(max(1, n) for n in shape[len(given) :]))
+    leading = _tuple(value, "chunks", url, path, allow_none=False)[: len(shape)]
+    chunks = (*leading, *(max(1, n) for n in shape[len(leading) :]))
     # A dimension that can grow may have chunks longer than it is now.
     return tuple(n if most is None else max(1, min(n, most)) for n, most in zip(chunks, limit, strict=True))
 

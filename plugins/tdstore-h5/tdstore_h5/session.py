@@ -88,7 +88,7 @@ class Session:
     """Names of large datasets that the commit deletes: HDF5 would reuse their room, which the last commit uses."""
     thread: int = 0
     """Which one opened it."""
-    given: ReadOnlyFile = field(default_factory=ReadOnlyFile)
+    exported: ReadOnlyFile = field(default_factory=ReadOnlyFile)
     """What the caller reads with h5py. It ends before this session changes the file."""
 
     def begin(self, handle: Handle, *, exclusive: bool) -> None:
@@ -229,16 +229,16 @@ class Session:
             return
         self.become_alone()
         self._datasets.clear()
-        self.handle.shut()
+        self.handle.close_file()
         self.handle.open_overlaid(self.journal, self.libver)
 
     def become_alone(self) -> None:
         """Trade the shared lock, under which a published file stays open, for the exclusive one."""
         if self.handle.alone:
             return
-        self.given.end()
+        self.exported.end()
         self._datasets.clear()
-        self.handle.shut()  # HDF5 holds a reader's lock of its own
+        self.handle.close_file()  # HDF5 holds a reader's lock of its own
         try:
             self.handle.lock(alone=True, timeout=self.timeout, why="to write")
         except StoreBusyError:
@@ -256,7 +256,7 @@ class Session:
 
     def _reopen(self, mode: str) -> None:
         self._datasets.clear()
-        self.handle.shut()
+        self.handle.close_file()
         self.handle.open(self.handle.path, mode, self.libver)
 
     def check_places(self, leaves: Mapping[Path, LeafSpec]) -> None:
@@ -515,7 +515,7 @@ class Session:
     def close(self) -> None:
         """Commit the rows that were written in place, drop structure that was not committed, and release the file."""
         handle = self.handle
-        self.given.end()
+        self.exported.end()
         try:
             mine = handle.write and handle.pid == os.getpid() and not handle.child and not handle.replaced
             if mine and not handle.temporary and handle.fd >= 0:

@@ -478,7 +478,7 @@ class H5Store(CheckedStore[Stored]):
         session = self._open()
         if self.writable:
             session.share()
-        file = session.given.open(session.handle, owner)
+        file = session.exported.open(session.handle, owner)
         return file[encode_path(path)] if path else file
 
     def _close(self) -> None:

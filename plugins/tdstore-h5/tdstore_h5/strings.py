@@ -35,11 +35,11 @@ def read(
     """
     try:
         check(dataset, raw)
-        strings, spans = Strings(), np.empty((math.prod(dataset.shape), 2), np.int64)
+        strings, offsets = Strings(), np.empty((math.prod(dataset.shape), 2), np.int64)
         row = math.prod(dataset.shape[1:])
         for first, last in blocks(dataset.shape[0], max(1, BLOCK // max(1, row))):
-            spans[first * row : last * row] = strings.add(dataset[first:last].reshape(-1).tolist())
-        return entry(path, strings, spans.reshape(*dataset.shape, 2), leaves=leaves)
+            offsets[first * row : last * row] = strings.add(dataset[first:last].reshape(-1).tolist())
+        return entry(path, strings, offsets.reshape(*dataset.shape, 2), leaves=leaves)
     except OSError as error:
         if is_system_error(error):
             raise

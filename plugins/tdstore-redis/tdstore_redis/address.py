@@ -49,12 +49,12 @@ def parse(location: str | os.PathLike[str] | None, options: dict[str, Any], *, n
     Raises:
         OptionError: not such a URL, no name, or an impossible value. Never shows a password.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     text = os.fspath(location) if location is not None else None
     if text is None or "://" not in text:
         if text is None and new:
             text = f"tensordict:{uuid.uuid4()}"
-        parts: dict[str, Any] = {"name": text or "", **given}
+        parts: dict[str, Any] = {"name": text or "", **chosen}
         scheme = "redis"
     else:
         scheme, _, rest = text.partition("://")
@@ -65,7 +65,7 @@ def parse(location: str | os.PathLike[str] | None, options: dict[str, Any], *, n
             found = _parse_tcp(scheme, rest)
         else:
             raise OptionError(f"the 'redis' backend does not open {scheme}:// locations", hint=_FORM)
-        parts = {**found, **given}
+        parts = {**found, **chosen}
     return _checked(scheme, parts)
 
 

@@ -143,7 +143,7 @@ def split_settings(options: Mapping[str, Any], url: str) -> tuple[Settings, dict
         OptionError: a setting has an impossible value.
     """
     names = {f.name for f in fields(Settings)}
-    given = {name: value for name, value in options.items() if name in names and value is not None}
+    chosen = {name: value for name, value in options.items() if name in names and value is not None}
     rest = {name: value for name, value in options.items() if name not in names}
     checks: dict[str, tuple[Callable[[Any], bool], str]] = {
         "engine": (lambda v: v in ("auto", "obstore", "fsspec"), "'auto', 'obstore' or 'fsspec'"),
@@ -155,13 +155,13 @@ def split_settings(options: Mapping[str, Any], url: str) -> tuple[Settings, dict
         "cache_ram": (lambda v: _count(v) or v == 0, "a number of bytes"),
         "cache_bytes": (_count, "a number of bytes"),
     }
-    for name, value in given.items():
+    for name, value in chosen.items():
         fine, what = checks[name]
         if not fine(value):
             raise OptionError(f"{url}: {name} must be {what}, not {value!r}", url=url)
-    if "cache" in given:
-        given["cache"] = os.path.abspath(os.path.expanduser(os.fspath(given["cache"])))
-    return Settings(**given), rest
+    if "cache" in chosen:
+        chosen["cache"] = os.path.abspath(os.path.expanduser(os.fspath(chosen["cache"])))
+    return Settings(**chosen), rest
 
 
 def _positive(value: Any) -> bool:

@@ -81,16 +81,16 @@ def open_remote(
     options = StorageOptions(storage_options or {}) | {k: v for k, v in settings.items() if v is not None}
     options = StorageOptions(options)
     own = {"verify": verify, "single_writer": single_writer}
-    given = {**{k: v for k, v in own.items() if v is not None}, **format_options}
+    others = {**{k: v for k, v in own.items() if v is not None}, **format_options}
     if scheme_of(location) in HTTP and "?" in location:
         options.setdefault("engine", "fsspec")  # the query belongs to one object
     chosen = format if format != "auto" else _by_suffix(location)
     if chosen in ("zarr", "h5"):
-        return _other(chosen, location, mode, options, given, plain)
-    _check_raw(given, plain)
+        return _other(chosen, location, mode, options, others, plain)
+    _check_raw(others, plain)
     if mode != "r" and scheme_of(location) in (*HTTP, "hf"):
         raise ReadOnlyError(f"{plain} is read only", url=plain, hint="open it with mode='r'")
-    return _raw_or_found(location, mode, options, given, plain, certain=format == "raw")
+    return _raw_or_found(location, mode, options, others, plain, certain=format == "raw")
 
 
 def _by_suffix(location: str) -> str | None:
@@ -108,7 +108,7 @@ def _by_suffix(location: str) -> str | None:
     return None
 
 
-def _other(name: str, location: str, mode: Mode, options: StorageOptions, given: dict[str, Any], plain: str) -> Store:
+def _other(name: str, location: str, mode: Mode, options: StorageOptions, others: dict[str, Any], plain: str) -> Store:
     """Open with another backend, which reads through an engine that it opens, or local files.
 
     Args:
@@ -120,18 +120,18 @@ def _other(name: str, location: str, mode: Mode, options: StorageOptions, given:
         plain: the location, for messages.
     """
     if scheme_of(location) in LOCAL and "::" not in location:
-        return registry().open(registry().get(name), location.partition("://")[2] or location, mode=mode, **given)
+        return registry().open(registry().get(name), location.partition("://")[2] or location, mode=mode, **others)
     if name == "h5" and mode != "r":
         raise ReadOnlyError(
             f"{plain}: HDF5 files behind a URL are read only",
             url=plain,
             hint="write it locally and upload it, or save to a location without .h5",
         )
-    return registry().open(registry().get(name), location, mode=mode, storage_options=options, **given)
+    return registry().open(registry().get(name), location, mode=mode, storage_options=options, **others)
 
 
-def _check_raw(given: Mapping[str, Any], plain: str) -> None:
-    for name in given:
+def _check_raw(others: Mapping[str, Any], plain: str) -> None:
+    for name in others:
         if name not in RAW:
             known = ("storage_options", "format", "engine", "timeout", "cache", "cache_ram", *RAW)
             near = difflib.get_close_matches(name, known, 1)
@@ -143,12 +143,12 @@ def _check_raw(given: Mapping[str, Any], plain: str) -> None:
 
 
 def _raw_or_found(
-    location: str, mode: Mode, options: StorageOptions, given: dict[str, Any], plain: str, *, certain: bool
+    location: str, mode: Mode, options: StorageOptions, others: dict[str, Any], plain: str, *, certain: bool
 ) -> Store:
     if mode in ("w", "x", "a") and scheme_of(location) in LOCAL and "::" not in location:
         refuse_foreign_files(split_scheme(location)[1], plain)
     engine = Remembering(open_engine(location, options, writable=mode != "r"))
-    own = {name: value for name, value in given.items() if name in RAW}
+    own = {name: value for name, value in others.items() if name in RAW}
     reopen = (location, {"storage_options": options, "format": "raw", **_for_reading(own)})
     try:
         try:
@@ -174,7 +174,7 @@ def _raw_or_found(
         raise
     engine.close()
     name = "h5" if found == MAGIC else "zarr"
-    return _other(name, location, mode, options, {k: v for k, v in given.items() if k == "verify"}, plain)
+    return _other(name, location, mode, options, {k: v for k, v in others.items() if k == "verify"}, plain)
 
 
 def _for_reading(own: Mapping[str, Any]) -> dict[str, Any]:

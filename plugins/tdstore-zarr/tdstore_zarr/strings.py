@@ -72,13 +72,13 @@ class StringArray:
         try:
             self._check(local)
             strings, meta = Strings(), self.leaf.meta
-            spans = np.empty((*meta.shape, 2), np.int64)
-            spans[...] = strings.add([self._fill()])[0]
+            offsets = np.empty((*meta.shape, 2), np.int64)
+            offsets[...] = strings.add([self._fill()])[0]
             for number, data in self._objects(engine):
                 part = strings.add(self._values(data)).reshape(*meta.chunks, 2)
-                target = spans[region(number, meta.grid, meta.chunks)]
+                target = offsets[region(number, meta.grid, meta.chunks)]
                 target[...] = part[tuple(slice(0, n) for n in target.shape[:-1])]
-            return entry(self.path, strings, spans, leaves=leaves)
+            return entry(self.path, strings, offsets, leaves=leaves)
         except (ValueError, StoreError) as error:
             return refuse(self.path, self.url, error), {}
 

@@ -178,7 +178,7 @@ class Layout:
     def __init__(self) -> None:
         self._folders: dict[Path, FileParts] = {(): ()}
         self._files: dict[Path, FileParts] = {}
-        self._taken: dict[tuple[FileParts, bool], dict[str, str]] = {}
+        self._used: dict[tuple[FileParts, bool], dict[str, str]] = {}
 
     def adopt(self, path: Path, file: FileParts) -> None:
         """Register the file of an existing leaf."""
@@ -210,16 +210,16 @@ class Layout:
 
     def is_free(self, folder: FileParts, name: str) -> bool:
         """Check whether no group has this folder."""
-        return fold(name) not in self._taken.get((folder, True), {})
+        return fold(name) not in self._used.get((folder, True), {})
 
     def _take(self, folder: FileParts, name: str, *, group: bool) -> None:
-        self._taken.setdefault((folder, group), {})[fold(name)] = name
+        self._used.setdefault((folder, group), {})[fold(name)] = name
 
     def _fresh(self, folder: FileParts, key: str, *, group: bool) -> str:
-        taken = self._taken.setdefault((folder, group), {})
+        used = self._used.setdefault((folder, group), {})
         # Not portable to Windows, where this backend does not run: so tensordict finds a key such as "aux".
         name = encode_file_name(key, group=group, portable=False)
-        if fold(name) in taken:
-            name = encode_names([key], groups=(key,) if group else (), taken=taken.values(), portable=False)[key]
-        taken[fold(name)] = name
+        if fold(name) in used:
+            name = encode_names([key], groups=(key,) if group else (), taken=used.values(), portable=False)[key]
+        used[fold(name)] = name
         return name

@@ -139,11 +139,11 @@ class LeafWriter:
         rows = index[0] if index else slice(0, 1, 1)
         row = leaf.nbytes // leaf.shape[0] if index else leaf.nbytes
         if isinstance(rows, Tensor):
-            leaf.holes.spans(rows.numpy() * row, row)
+            leaf.holes.runs(rows.numpy() * row, row)
         elif rows.step == 1:
             leaf.holes.span(rows.start * row, rows.stop * row)
         else:
-            leaf.holes.spans(np.arange(rows.start, rows.stop, rows.step) * row, row)
+            leaf.holes.runs(np.arange(rows.start, rows.stop, rows.step) * row, row)
         if not leaf.holes.left:
             leaf.holes = None
 

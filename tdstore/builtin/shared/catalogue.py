@@ -107,7 +107,7 @@ def decode_catalogue(data: bytes, *, start: int, size: int, url: str) -> tuple[M
     if len(document.leaves) > MAX_LEAVES:
         raise CorruptStoreError(f"the catalogue of {url} has {len(document.leaves)} leaves", url=url)
     entries: dict[Path, Entry] = {}
-    spans = []
+    ranges = []
     for row in document.leaves:
         entry = _entry(row, url)
         end = row.offset + max(prod(row.shape) * entry.dtype.itemsize, 1)
@@ -120,13 +120,13 @@ def decode_catalogue(data: bytes, *, start: int, size: int, url: str) -> tuple[M
         if row.path in entries:
             raise CorruptStoreError(f"the catalogue of {url} names {path_text(row.path)} twice", url=url)
         entries[row.path] = entry
-        spans.append((row.offset, end, row.path))
-    spans.sort()
-    for (_, end, path), (begin, _, other) in pairwise(spans):
+        ranges.append((row.offset, end, row.path))
+    ranges.sort()
+    for (_, end, path), (begin, _, other) in pairwise(ranges):
         if begin < end:
             raise CorruptStoreError(f"{path_text(path)} and {path_text(other)} of {url} overlap", url=url)
     header = Header() if document.header is None else header_from_builtins(document.header, url=url)
-    return MappingProxyType(entries), header, spans[-1][1] if spans else 0
+    return MappingProxyType(entries), header, ranges[-1][1] if ranges else 0
 
 
 def check_path(path: Path, url: str) -> None:

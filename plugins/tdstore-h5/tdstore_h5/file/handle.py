@@ -187,7 +187,7 @@ class Handle:
             self.check_storage()
             return
         overlay.abandon()
-        self.shut()
+        self.close_file()
         self.failed = self.diverted = False
         with io_errors(self.url, "dropping what was not committed"):
             if os.fstat(self.fd).st_size > overlay.committed:
@@ -234,7 +234,7 @@ class Handle:
         os.dup2(sink, self._file.id.get_vfd_handle(), inheritable=False)
         os.close(sink)
 
-    def shut(self) -> None:
+    def close_file(self) -> None:
         """Close HDF5's handle, but not our descriptor."""
         if self.overlay is not None:
             self.overlay.abandon()  # it was committed, or is not wanted

@@ -240,13 +240,13 @@ class RemoteH5Store(Store):
         if not len(grains):
             return _NO_ROWS
         grain, spec = self._sums.leaves[path].grain, leaf.spec
-        spans = np.stack([grains * grain, np.minimum((grains + 1) * grain, spec.nbytes)], 1)
+        ranges = np.stack([grains * grain, np.minimum((grains + 1) * grain, spec.nbytes)], 1)
         if leaf.plain:
-            return spans + leaf.offset
+            return ranges + leaf.offset
         if not spec.shape:
             return self._plan(leaf, Read(path))
         row = spec.nbytes // spec.shape[0]
-        rows = np.concatenate([np.arange(a // row, -(-b // row)) for a, b in spans.tolist()])
+        rows = np.concatenate([np.arange(a // row, -(-b // row)) for a, b in ranges.tolist()])
         return self._plan(leaf, Read(path, (torch.from_numpy(np.unique(rows)),)))
 
     def _compare(self, leaf: Leaf, path: Path, grains: Ints, batch: Batch[str]) -> None:

@@ -241,14 +241,14 @@ class Sums:
         if not spec.shape:
             return [(0, 1)]
         row, grain = spec.nbytes // spec.shape[0], self.leaves[path].grain
-        spans: list[tuple[int, int]] = []
+        runs: list[tuple[int, int]] = []
         for number in np.flatnonzero(stale).tolist():
             first, last = number * grain // row, min(-(-(number + 1) * grain // row), spec.shape[0])
-            if spans and spans[-1][1] >= first and (last - spans[-1][0]) * row <= max(BLOCK, row):
-                spans[-1] = spans[-1][0], last
+            if runs and runs[-1][1] >= first and (last - runs[-1][0]) * row <= max(BLOCK, row):
+                runs[-1] = runs[-1][0], last
             else:
-                spans.append((first, last))
-        return spans
+                runs.append((first, last))
+        return runs
 
     # -- reading -------------------------------------------------------------------------
     def some_unseen(self, path: Path) -> bool:

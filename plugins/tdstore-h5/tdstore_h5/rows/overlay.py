@@ -180,8 +180,8 @@ class Overlay(io.RawIOBase):
                 for extent in self._extents:
                     if extent.data is not None:
                         self.journal.data(extent.start, extent.data)
-                spans = [(e.start, e.stop) for e in self._extents]
-                self.journal.done(self.size, self.fd, probes_of(self.fd, spans, self._bytes))
+                ranges = [(e.start, e.stop) for e in self._extents]
+                self.journal.done(self.size, self.fd, probes_of(self.fd, ranges, self._bytes))
             except OSError:
                 self.journal.cut(before)
                 raise

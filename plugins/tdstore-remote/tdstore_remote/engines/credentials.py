@@ -43,9 +43,9 @@ def s3_config(target: Target, url: str) -> tuple[dict[str, Any], Callable[[], An
     profile = target.profile or (None if "AWS_ACCESS_KEY_ID" in env else env.get("AWS_PROFILE"))
     region = config.get("region") or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION")
     provider = None
-    given = "access_key_id" in config or config.get("skip_signature") or "AWS_SKIP_SIGNATURE" in env
+    has_credentials = "access_key_id" in config or config.get("skip_signature") or "AWS_SKIP_SIGNATURE" in env
     from_env = "AWS_ACCESS_KEY_ID" in env or any(name in env for name in _PROVIDERS)
-    if not given and (profile or not from_env):
+    if not has_credentials and (profile or not from_env):
         found, provider, its_region = _from_files(profile, url)
         if not found and provider is None and not _on_a_machine_of_aws(str(config.get("metadata_endpoint") or "")):
             raise missing_credentials(url)

@@ -78,12 +78,12 @@ def fit(
     return meta
 
 
-def _column_options(name: str, spec: LeafSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+def _column_options(name: str, spec: LeafSpec, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return options for chunks that are cheap to decode: nearly every random row touches a chunk of its own.
 
     Options for rows do not suit a data leaf, whose "rows" are bytes.
     """
-    found = {k: v for k, v in given.items() if v is not None and (name != TEXT or k not in ("chunks", "shards"))}
+    found = {k: v for k, v in chosen.items() if v is not None and (name != TEXT or k not in ("chunks", "shards"))}
     if found.get("layout", "random") != "random":
         return found
     nbytes = min(max(SMALLEST, spec.nbytes >> 20), INNER["random"])
@@ -144,8 +144,8 @@ def _block(shape: tuple[int, ...], itemsize: int, target: int) -> tuple[int, ...
 def _inner(value: Any, shape: tuple[int, ...], itemsize: int, layout: str, url: str, where: str) -> tuple[int, ...]:
     if value is None or value is True:
         return default_inner(shape, itemsize, layout)
-    given = _sizes(value, "chunks", url, where)[: len(shape)]
-    return tuple(max(1, min(n, c)) for n, c in zip(shape, (*given, *shape[len(given) :]), strict=True))
+    leading = _sizes(value, "chunks", url, where)[: len(shape)]
+    return tuple(max(1, min(n, c)) for n, c in zip(shape, (*leading, *shape[len(leading) :]), strict=True))
 
 
 def _shard(
@@ -154,8 +154,8 @@ def _shard(
     if not shape or value is False or (value is None and chunked):
         return inner
     if value is not None and value is not True:
-        given = _sizes(value, "shards", url, where)[: len(shape)]
-        whole = (*given, *shape[len(given) :])
+        leading = _sizes(value, "shards", url, where)[: len(shape)]
+        whole = (*leading, *shape[len(leading) :])
         return tuple(-(-max(1, min(n, s)) // i) * i for n, s, i in zip(shape, whole, inner, strict=True))
     nbytes = math.prod(shape) * itemsize
     target = min(MOST_SHARD, max(LEAST_SHARD, nbytes // SHARDS))

@@ -18,7 +18,7 @@ class Names:
 
     def __init__(self) -> None:
         self.nodes: dict[Path, str] = {(): ""}
-        self._taken: dict[str, dict[str, str]] = {}
+        self._used: dict[str, dict[str, str]] = {}
         """Parent node -> names of its children, by their folded form."""
 
     def node(self, path: Path) -> str:
@@ -31,7 +31,7 @@ class Names:
         if known is not None:
             return known
         parent = self.node(path[:-1])
-        siblings = self._taken.setdefault(parent, {})
+        siblings = self._used.setdefault(parent, {})
         key = path[-1]
         try:
             name = encode_file_name(key)
@@ -50,14 +50,14 @@ class Names:
         parent, _, name = node.rpartition("/")
         self.nodes[path] = node
         if node:
-            self._taken.setdefault(parent, {})[fold(name)] = name
+            self._used.setdefault(parent, {})[fold(name)] = name
 
     def drop(self, path: Path) -> None:
         """Remove a deleted node."""
         node = self.nodes.pop(path, None)
         if node:
             parent, _, name = node.rpartition("/")
-            self._taken.get(parent, {}).pop(fold(name), None)
+            self._used.get(parent, {}).pop(fold(name), None)
 
 
 def decode_nodes(nodes: Iterable[str]) -> dict[str, Path]:
@@ -66,7 +66,7 @@ def decode_nodes(nodes: Iterable[str]) -> dict[str, Path]:
     A name that our codec never writes is its own key.
     """
     found: dict[str, Path] = {"": ()}
-    taken: set[Path] = {()}
+    used: set[Path] = {()}
     for node in sorted(nodes, key=lambda n: (n.count("/"), n)):
         if not node:
             continue
@@ -75,9 +75,9 @@ def decode_nodes(nodes: Iterable[str]) -> dict[str, Path]:
         if above is None:
             above = tuple(parent.split("/"))
         path = (*above, _key(name))
-        if path in taken:
+        if path in used:
             path = (*above, name)
-        taken.add(path)
+        used.add(path)
         found[node] = path
     return found
 
