@@ -22,17 +22,25 @@ PYTEST_WORKERS ?= 4
 # Each process of a tier imports all of its tests first, so here more of them than cores cost more than they give.
 QUICK_WORKERS ?= 2
 
-.PHONY: help demo test test-quick test-local lint types pytest docs kit bench install clean
+.PHONY: help demo test test-quick test-local lint format types pytest house docs kit bench install clean
 
 help:
-	@echo 'make demo    play Atari, store it on every backend, check and compare (ARGS=--quick: a small one)'
-	@echo 'make test    lint + types + all tests'
-	@echo 'make test-quick    tests without servers, processes, files and peers: under a minute'
-	@echo 'make test-local    and those with files and processes of this machine: under five'
-	@echo 'make lint | types | pytest (ARGS="tests/test_keys.py -x") | docs   parts of it'
-	@echo 'make kit     the conformance kit on every installed local backend'
-	@echo 'make bench   benchmarks against the tensordict package (ARGS=--quick)'
-	@echo 'make clean   remove caches and demo-data; the environment stays (rm -r $(VENV) for that)'
+	@echo 'While you work:'
+	@echo '  make pytest ARGS="tests/test_keys.py -x"   some tests'
+	@echo '  make test-quick    tests without servers, processes, files and other packages: a minute'
+	@echo '  make format        format the code, and mend what ruff can'
+	@echo '  make house         the rules of the house: layers, names, docstrings, sizes'
+	@echo 'Before you push:'
+	@echo '  make lint types    ruff; mypy --strict'
+	@echo '  make test-local    test-quick, and tests with files and processes of this machine: some minutes'
+	@echo '  make docs          run the code blocks of the documents, and follow the tutorial'
+	@echo '  make kit           the conformance kit on every local backend'
+	@echo '  make test          lint, types and all tests, as CI does: with servers and the tensordict package'
+	@echo 'Others:'
+	@echo '  make demo          play Atari, store it on every backend, check and compare (ARGS=--quick: a small one)'
+	@echo '  make bench         benchmarks beside the tensordict package (ARGS=--quick)'
+	@echo '  make install       make $(VENV), which all of these do when they need it'
+	@echo '  make clean         remove caches and demo-data; the environment stays (rm -r $(VENV) for that)'
 
 demo: $(STAMP)
 	$(BIN)/python examples/atari_demo $(ARGS)
@@ -51,11 +59,18 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
 types: $(STAMP)
 	$(BIN)/mypy --strict $(PACKAGES)
 
 pytest: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
+
+house: $(STAMP)
+	$(BIN)/python -m pytest tests/house $(ARGS)
 
 docs: $(STAMP)
 	$(BIN)/python -m pytest tests/examples/test_docs.py $(ARGS)
