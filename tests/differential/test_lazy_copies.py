@@ -85,3 +85,31 @@ td = nested()
 """)
 def test_lazy_stacks_as_entries(source: str) -> None:
     check(START + source)
+
+
+@programs("""
+td = nested()
+kind((td == td)["n"])
+---
+td = nested()
+kind((td != td.clone())["n"]), bool((td == td.clone()).all())
+---
+td = nested()
+kind((td == 2)["n"]), bool((td == 2).any())
+---
+td = nested()
+kind((td == torch.zeros(()))["n"])
+---
+td = nested()
+kind((td == td.to_tensordict())["n"])
+---
+td = nested()
+kind((td.to_tensordict() == td)["n"])
+---
+uneven = lambda: TensorDict({"l": lazy_stack([TensorDict({"x": torch.ones(n)}) for n in (1, 2)])}, [2])
+one, other = uneven(), uneven()
+other["l"][1]["x"].zero_()
+(bool((one == uneven()).all()), bool((one == other).all()), (one != other)["l"][1]["x"], bool((one == 1).all()))
+""")
+def test_comparisons_of_entries(source: str) -> None:
+    check(START + source)

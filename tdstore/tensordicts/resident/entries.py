@@ -574,14 +574,14 @@ class ResidentTree(TensorDictBase):
             result: Self = wide[0]._compared(wide[1][0], op)
             return result
         data: dict[str, Any] = {}
-        nested = isinstance(other, Container)
+        nested, other = (True, other._resident()) if isinstance(other, Container) else (False, other)
         for key in keys_compared(self._data, other._data) if nested else self._data:
             value, theirs = self._data.get(key), other._data.get(key) if nested else other
             if type(value) is Tensor and type(theirs) is (Tensor if nested else int):
                 data[key] = op(value, theirs)
             elif isinstance(value, Container) and (not nested or isinstance(theirs, Container)):
-                part = theirs._resident() if nested else below(theirs, self._batch_size, value)
-                data[key] = value._resident()._compared(part, op)
+                value = value if isinstance(value, self._stack_class) else value._resident()  # elements may differ
+                data[key] = value._compared(theirs if nested else below(theirs, self._batch_size, value), op)
             elif isinstance(value, UnbatchedTensor) and (isinstance(theirs, Tensor) or not nested):
                 data[key] = value.compared(theirs, op)
             elif isinstance(value, UnbatchedTensor):
