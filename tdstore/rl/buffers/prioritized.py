@@ -32,6 +32,7 @@ class PrioritizedSampler(Sampler):
         alpha: 0 is uniform.
         beta: how far the weights correct for the priorities.
         eps: added to all priorities.
+        dtype: of the weights of a sample.
         reduction: what becomes of priorities with more than one number in a row.
 
     Raises:

@@ -20,7 +20,17 @@ Info = dict[Any, Any]
 
 
 class Sampler(ABC):
-    """Chooses the slots of a batch."""
+    """Base of samplers, which choose the slots of a batch.
+
+    Example:
+        >>> class Newest(Sampler):
+        ...     def slots(self, storage, batch_size):
+        ...         return np.arange(len(storage) - batch_size, len(storage)), {}
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=Newest(), batch_size=2)
+        >>> _ = rb.extend(torch.arange(5))
+        >>> rb.sample()
+        tensor([3, 4])
+    """
 
     ran_out = False
     """Whether the last batch ended a pass over all rows."""
@@ -109,7 +119,14 @@ class Sampler(ABC):
 
 
 class RandomSampler(Sampler):
-    """Any slot with the same probability, with replacement."""
+    """Any slot with the same probability, with replacement.
+
+    Example:
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=RandomSampler(), batch_size=20)
+        >>> _ = rb.extend(torch.ones(5))
+        >>> rb.sample().shape
+        torch.Size([20])
+    """
 
     def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
         """Choose slots."""

@@ -187,6 +187,14 @@ class SliceSamplerWithoutReplacement(SliceSampler):
     Args:
         drop_last: leave out the last batch of a pass if it is smaller than the others.
         shuffle: whether the order of trajectories is a new random one in each pass.
+        num_slices, slice_len, end_key, traj_key, truncated_key, strict_length, trajectories, ends: as `SliceSampler`.
+
+    Example:
+        >>> sampler = SliceSamplerWithoutReplacement(slice_len=2, traj_key="run", shuffle=False)
+        >>> rb = TensorDictReplayBuffer(storage=LazyTensorStorage(6), sampler=sampler, batch_size=4)
+        >>> _ = rb.extend(TensorDict({"run": torch.tensor([0, 0, 0, 1, 1, 1])}, [6]))
+        >>> rb.sample()["run"]
+        tensor([0, 0, 1, 1])
     """
 
     def __init__(
@@ -255,8 +263,16 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     Rows too close to the end of their trajectory for a whole piece are not chosen, unless `strict_length=False`.
 
     Args:
-        max_capacity, alpha, beta, eps, reduction: as `PrioritizedSampler`.
+        max_capacity, alpha, beta, eps, dtype, reduction: as `PrioritizedSampler`.
         num_slices, slice_len, end_key, traj_key, truncated_key, strict_length, trajectories, ends: as `SliceSampler`.
+        cache_values: no effect; accepted for callers of torchrl.
+
+    Example:
+        >>> sampler = PrioritizedSliceSampler(6, alpha=1.0, beta=1.0, slice_len=2, traj_key="run")
+        >>> rb = TensorDictReplayBuffer(storage=LazyTensorStorage(6), sampler=sampler, batch_size=4)
+        >>> _ = rb.extend(TensorDict({"run": torch.tensor([0, 0, 0, 1, 1, 1])}, [6]))
+        >>> rb.sample().batch_size
+        torch.Size([4])
     """
 
     def __init__(

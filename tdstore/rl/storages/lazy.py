@@ -73,6 +73,7 @@ class LazyStorage(TabularStorage):
             they are temporary.
         on_mismatch: what data with other keys or dtypes does. "raise" refuses it; "peer" leaves out unexpected keys,
             keeps the old values of missing ones, and casts.
+        compilable: no effect; accepted for callers of torchrl.
         consolidated: have all tensors in one buffer (tensors in the memory, or on a device).
         init_timeout: seconds that a reader of a shared storage waits for the first write.
         write_buffer: for places that are slow to reach: all rows are in memory too, and new ones go to the place in
@@ -517,6 +518,8 @@ class LazyMemmapStorage(LazyStorage):
     Args:
         max_size: number of slots.
         scratch_dir: the folder; a temporary one by default, which is removed in the end.
+        device, ndim, existsok, shared_init, auto_cleanup, on_mismatch, **options: as of `LazyStorage`.
+        compilable: no effect; accepted for callers of torchrl.
 
     Example:
         >>> storage = LazyMemmapStorage(100)
@@ -552,6 +555,17 @@ class LazyMemmapStorage(LazyStorage):
 
 class LazyTensorStorage(LazyStorage):
     """Rows in tensors of this process: `LazyStorage` with `storage=None`.
+
+    Args:
+        max_size: number of slots.
+        device: of the tensors; "auto" is that of the first data.
+        ndim, consolidated, on_mismatch: as of `LazyStorage`.
+        compilable: no effect; accepted for callers of torchrl.
+        shared_init: have the rows in shared memory, where other processes of this host read and write them.
+        cleanup_memmap: remove shared rows in the end.
+
+    Raises:
+        ValueError: torch knows no such device, or this machine has none.
 
     Example:
         >>> storage = LazyTensorStorage(100)

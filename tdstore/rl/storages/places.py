@@ -35,6 +35,7 @@ from tdstore.registry import registry
 from tdstore.rl.storages.cached import StoredTable
 from tdstore.rl.storages.structure import RESERVED, Structure, decode_structure
 from tdstore.rl.storages.table import (
+    FIRST_UNDO_BYTES,
     LENGTH,
     STATE,
     UNDO,
@@ -273,8 +274,10 @@ def keeps(handle: StoreHandle) -> bool:
 
 def table_over(handle: StoreHandle, structure: Structure, capacity: int) -> Table:
     """Build the table of an open store."""
-    saved = int(handle.groups[()].extra["replay"]["undo_rows"])
-    return _table_over(handle, structure, capacity, saved, UNDO in handle.specs)
+    saved = handle.groups[()].extra["replay"].get("undo_rows")
+    if saved is None:  # the first places did not note it
+        saved = undo_rows(structure.columns, capacity, _product(structure.inner), FIRST_UNDO_BYTES)
+    return _table_over(handle, structure, capacity, int(saved), UNDO in handle.specs)
 
 
 def _table_over(handle: StoreHandle, structure: Structure, capacity: int, saved: int, keeps_old: bool) -> Table:

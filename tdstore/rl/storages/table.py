@@ -30,6 +30,8 @@ STATE: Path = ("_replay_state", "data")
 UNDO: Path = ("_replay_undo", "data")
 UNDO_BYTES = 2 << 20
 """Room for rows that are being overwritten; a write of more of them is done in parts."""
+FIRST_UNDO_BYTES = 1 << 20
+"""The same, of places whose header does not tell the number of rows."""
 _AHEAD = 1 << 20
 """Bytes that are taken from the disk at once when rows are first written."""
 _LARGE = 256 << 10
@@ -212,10 +214,10 @@ class Table(ABC):
         self.close()
 
 
-def undo_rows(columns: Sequence[Column], capacity: int, slots_per_row: int) -> int:
-    """Return how many rows the undo leaf can hold."""
+def undo_rows(columns: Sequence[Column], capacity: int, slots_per_row: int, undo_bytes: int | None = None) -> int:
+    """Return how many rows an undo leaf of that size can hold."""
     row = sum(column.nbytes for column in columns) * slots_per_row + 8
-    return min(capacity, max(1, UNDO_BYTES // row))
+    return min(capacity, max(1, (UNDO_BYTES if undo_bytes is None else undo_bytes) // row))
 
 
 def undo_bytes(columns: Sequence[Column], capacity: int, slots_per_row: int) -> int:

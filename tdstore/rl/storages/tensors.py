@@ -25,6 +25,14 @@ class TensorStorage(LazyTensorStorage):
     Args:
         storage: the data.
         max_size: number of slots; it can only be what the data has.
+        device: where the tensors are moved to; "auto" and "cpu" leave them where they are.
+        ndim: number of leading dimensions of the data that are slots.
+        compilable: no effect; accepted for callers of torchrl.
+        on_mismatch: as of `LazyStorage`.
+
+    Raises:
+        ValueError: the data has no rows or is not contiguous, or `max_size` is another number.
+        TypeError: the data has values that are no tensors.
 
     Example:
         >>> data = TensorDict({"obs": torch.zeros(10, 4)}, [10])
