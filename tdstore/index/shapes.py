@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tdstore.errors import BatchSizeError, DimensionError, InvalidArgumentError, InvalidStateError, InvalidTypeError
+from tdstore.types import IndexType
 
 LENGTHS: tuple[Any, ...] = (int, torch.SymInt)
 """What a length is: symbolic ones are those of a program that torch traces."""
@@ -137,7 +138,7 @@ def infer_size_impl(shape: Sequence[int], numel: int) -> list[int]:
     return list(view_shape((numel,), shape))
 
 
-def convert_ellipsis_to_idx(index: Any, batch_size: Sequence[int]) -> Any:
+def convert_ellipsis_to_idx(index: IndexType, batch_size: Sequence[int]) -> IndexType:
     """Write an index with full slices in the place of its `...`.
 
     Args:
