@@ -43,10 +43,12 @@ class LeafFile:
         "nbytes",
         "path",
         "probe",
+        "room",
         "shape",
         "sparse",
         "sums",
         "temp",
+        "unmade",
         "unsynced",
         "version",
     )
@@ -79,6 +81,10 @@ class LeafFile:
     floor: int
     """While it is: how many bytes the manifest says."""
     unsynced: bool
+    unmade: bool
+    """Its file is made with the first bytes, or at the commit."""
+    room: bool
+    """Whether disk space is reserved then."""
 
     def __init__(self, path: Path, shape: Iterable[int], dtype: torch.dtype, fill: Any, file: FileParts) -> None:
         self.path = path
@@ -95,7 +101,7 @@ class LeafFile:
         self.version = self.floor = self.changed = 0
         self.known = EMPTY
         self.elders = []
-        self.handed = self.grown = self.unsynced = self.sparse = False
+        self.handed = self.grown = self.unsynced = self.sparse = self.unmade = self.room = False
 
     @classmethod
     def from_record(cls, record: LeafRecord) -> LeafFile:

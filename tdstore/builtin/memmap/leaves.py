@@ -29,6 +29,8 @@ from tdstore.storekit.session import Lease
 from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
 
 _PREALLOCATED = 256 << 20
+_MADE_LATER = 64 << 10
+"""Files of up to so many bytes are made when they are first written, or at the commit."""
 
 
 class MemmapLeaves(ResidentStore[LeafFile]):
@@ -195,7 +197,8 @@ class MemmapLeaves(ResidentStore[LeafFile]):
                 leaf = LeafFile(path, spec.shape, spec.dtype, spec.fill_value, self._layout.file(path))
                 self._files[path] = leaf
                 asked = spec.options.get("preallocate", self._options["preallocate"])
-                self._writer.make(leaf, allocate=leaf.nbytes <= _PREALLOCATED if asked is None else asked)
+                allocate = leaf.nbytes <= _PREALLOCATED if asked is None else asked
+                self._writer.make(leaf, allocate=allocate, later=asked is None and leaf.nbytes <= _MADE_LATER)
 
     def _write(self, wanted: Sequence[tuple[LeafFile, Write]]) -> None:
         wanted = [(leaf, w) for leaf, w in wanted if leaf.nbytes and w.value.numel()]

@@ -72,9 +72,10 @@ def open_memmap(
             small samples of others, "full" every byte, "none" sizes only.
         recover: "accept" takes leaves as they are that a writer left unfinished or another program changed.
         max_bytes: refuse a store that declares more data.
-        preallocate: reserve disk space for new leaves when they are made; default: for those of at most 256 MiB. For
-            others tdstore reserves it before it writes to them; torch's own operations on a leaf, which do not, end the
-            process if the disk is full then.
+        preallocate: reserve disk space for new leaves when they are made; default: for those of at most 256 MiB (of
+            at most 64 KiB: with their first bytes, or at the commit of a new store). For others tdstore reserves it
+            before it writes to them; torch's own operations on a leaf, which do not, end the process if the disk is
+            full then.
         lock_timeout: seconds to wait for another process that holds the store.
 
     Raises:
@@ -241,6 +242,7 @@ class MemmapStore(MemmapLeaves):
         """Commit a new store for the first time: seal it where it was built, then swap it in."""
         site, hold = self._hold.site, self._hold
         assert site is not None
+        self._writer.make_all()
         self._take_sums()
         self._writer.place()
         self._write_meta(header)

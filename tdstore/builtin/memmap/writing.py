@@ -7,6 +7,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +22,23 @@ from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreClosedError
 from tdstore.index.rows import runs, take
 from tdstore.storekit import files
-from tdstore.storekit.checksums import BLOCK, EMPTY, Summer, sums_of_file, sums_of_zeros
+from tdstore.storekit.checksums import (
+    BLOCK,
+    EMPTY,
+    Summer,
+    Sums,
+    crc32c,
+    sums_of_file,
+    sums_of_zeros,
+    tip_ranges,
+)
 from tdstore.storekit.session import FileParts
 from tdstore.storekit.sparse import Holes
 from tdstore.types import StoreIndex, path_text
 
 _OPEN_FILES = 32
+_MAPPED = 16384
+"""A new store of up to so many leaves maps them as they are written: a process has 65,530 mappings at most."""
 Placed = tuple[LeafFile, str, str | None]
 """A leaf, the name that its file had, and the name of the file that it took the place of."""
 
@@ -41,6 +53,8 @@ class LeafWriter:
     # -- descriptors ---------------------------------------------------------------------
     def fd(self, leaf: LeafFile) -> int:
         """Return a descriptor of a leaf's file, to read and write; it belongs to this writer."""
+        if leaf.unmade:
+            self._make_now(leaf)
         if leaf.fd < 0:
             if leaf.temp is not None:
                 fd = files.open_plain(leaf.temp, self._hold.root, os.O_RDWR)
@@ -52,6 +66,8 @@ class LeafWriter:
 
     def open_to_read(self, leaf: LeafFile) -> int:
         """Open a leaf's file for the caller, which closes the descriptor."""
+        if leaf.unmade:
+            self._make_now(leaf)
         if leaf.temp is not None:
             return files.open_plain(leaf.temp, self._hold.root)
         with files.Tree(self._hold.root) as tree:
@@ -70,33 +86,64 @@ class LeafWriter:
             leaf.fd = -1
 
     # -- files ---------------------------------------------------------------------------
-    def make(self, leaf: LeafFile, *, allocate: bool = False, aside: bool = False) -> None:
+    def make(self, leaf: LeafFile, *, allocate: bool = False, aside: bool = False, later: bool = False) -> None:
         """Make the file of a new leaf; zeros are a hole that takes no space and no time.
 
         Args:
             leaf: the leaf.
             allocate: reserve disk space.
             aside: use a temporary name, because the final one is in use.
+            later: make the file of an unpublished store with the first bytes of the leaf, one block at most.
         """
         if not leaf.nbytes:
             return
-        root = self._hold.root
+        leaf.unsynced = True
+        leaf.room = allocate
         if aside or not self._hold.building:
             leaf.temp = files.temp_name()
-            self._keep(leaf, files.create_empty(leaf.temp, root))
+            self._keep(leaf, files.create_empty(leaf.temp, self._hold.root))
+            self._extend(leaf)
+        elif leaf.fill or not later:
+            self._make_now(leaf)
         else:
-            with files.Tree(root) as tree:
-                self._keep(leaf, files.create_empty(leaf.file[-1], tree.folder(leaf.file[:-1], create=True)))
-        files.truncate(leaf.fd, leaf.nbytes)
-        leaf.unsynced = True
-        if allocate:
-            files.allocate(leaf.fd, 0, leaf.nbytes)
-        elif not leaf.fill:
-            self.watch(leaf)
+            leaf.unmade = True  # most are written whole next
         if leaf.fill:
             self._fill(leaf, 0)
         else:
             leaf.sums = sums_of_zeros(leaf.nbytes)
+
+    def make_all(self) -> None:
+        """Make the files of leaves that nothing was written to."""
+        for leaf in self._hold.files.values():
+            if leaf.unmade:
+                self._make_now(leaf)
+
+    def _make_now(self, leaf: LeafFile) -> None:
+        self._keep(leaf, self._create(leaf))
+        self._extend(leaf)
+
+    def _create(self, leaf: LeafFile) -> int:
+        """Make an empty file, and return its descriptor."""
+        file, root = leaf.file, self._hold.root
+        if len(file) == 1:
+            fd = files.create_empty(file[0], root)
+        else:
+            with files.Tree(root) as tree:
+                fd = files.create_empty(file[-1], tree.folder(file[:-1], create=True))
+        leaf.unmade = False
+        return fd
+
+    def _extend(self, leaf: LeafFile) -> None:
+        """Give a new file its length."""
+        files.truncate(leaf.fd, leaf.nbytes)
+        if leaf.room:
+            try:
+                files.allocate(leaf.fd, 0, leaf.nbytes)
+            except OSError:
+                self.watch(leaf)  # whatever is done with it later reserves first
+                raise
+        elif not leaf.fill:
+            self.watch(leaf)
 
     def _fill(self, leaf: LeafFile, start: int) -> None:
         count = min(BLOCK, leaf.nbytes - start) // leaf.dtype.itemsize
@@ -203,6 +250,8 @@ class LeafWriter:
         """Give a leaf's file a temporary name, from which it can be placed under another."""
         if not leaf.nbytes or leaf.temp is not None:
             return
+        if leaf.unmade:
+            self._make_now(leaf)
         root, temp = self._hold.root, files.temp_name()
         with files.Tree(root) as tree:
             parent = tree.folder(leaf.file[:-1])
@@ -218,7 +267,7 @@ class LeafWriter:
         if leaf.temp is not None:
             files.unlink(leaf.temp, self._hold.root)
             leaf.temp = None
-        elif self._hold.building and leaf.nbytes:
+        elif self._hold.building and leaf.nbytes and not leaf.unmade:
             with files.Tree(self._hold.root) as tree:
                 files.unlink(leaf.file[-1], tree.folder(leaf.file[:-1]))
 
@@ -285,7 +334,7 @@ class LeafWriter:
 
     def blocks_of(self, leaf: LeafFile) -> int:
         """Return the 512-byte blocks that the file of a leaf takes."""
-        if not leaf.nbytes:
+        if not leaf.nbytes or leaf.unmade:
             return 0
         with files.Tree(self._hold.root) as tree:
             parent, name = self._hold.root, leaf.temp
@@ -302,8 +351,13 @@ class LeafWriter:
             value = value.clone()  # a part of this very leaf, which would change while it is copied
         leaf.unsynced = True
         if _is_full(index, leaf.shape):
-            self._write_whole(leaf, value)
+            if leaf.unmade:
+                self._write_new(leaf, value)
+            else:
+                self._write_whole(leaf, value)
             return
+        if leaf.unmade:
+            self._make_now(leaf)
         first, *rest = index
         leaf.changes_from(_first_row(first) * (leaf.nbytes // leaf.shape[0]))
         filled = leaf.holes is None
@@ -314,6 +368,28 @@ class LeafWriter:
         else:
             # Fresh pages cost a fault each when they are written through a mapping.
             self._write_rows(leaf, first, value)
+
+    def _write_new(self, leaf: LeafFile, value: Tensor) -> None:
+        """Make the file of a leaf with all its bytes: opened, written and mapped once."""
+        fd = self._create(leaf)
+        try:
+            (block,) = byte_blocks(value)
+            files.write_at(fd, block.data, 0)
+            sums = sums_of_block(block)
+            if len(self._hold.files) <= _MAPPED:
+                leaf.probe = map_fd(fd, leaf.shape, leaf.dtype, shared=True, path="/".join(leaf.file))
+                leaf.version = leaf.seen()
+        except BaseException:
+            self._keep(leaf, fd)
+            leaf.sums = None
+            self.watch(leaf)
+            files.truncate(fd, leaf.nbytes)
+            raise
+        leaf.sums = sums
+        if self._hold.sync:
+            self._keep(leaf, fd)  # `sync` needs it again
+        else:
+            os.close(fd)
 
     def _write_whole(self, leaf: LeafFile, value: Tensor) -> None:
         fd = self.fd(leaf)
@@ -362,6 +438,14 @@ def compute_checksums(leaf: LeafFile, writer: LeafWriter) -> None:
             f"leaf {path_text(leaf.path)} was truncated by another program, expected {leaf.nbytes} bytes"
         ) from None
     leaf.version, leaf.changed = version, 0
+
+
+def sums_of_block(data: np.ndarray[Any, Any]) -> Sums:
+    """Compute the checksums of a leaf of one block, from all its bytes."""
+    whole = crc32c(data)
+    ranges = tip_ranges(len(data))
+    tips = whole if len(ranges) == 1 else crc32c(b"".join([data[a:b].tobytes() for a, b in ranges]))
+    return Sums(whole.to_bytes(4, "little"), tips)
 
 
 def read_runs(fd: int, wanted: Iterable[tuple[int, int]], leaf: LeafFile) -> Tensor:

@@ -126,7 +126,7 @@ SCRIPT = """
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize(
     ("call", "when"),
-    [("pwrite64", 2), ("renameat", 1), ("renameat2", 1), ("fsync", 4), ("unlinkat", 2), ("ftruncate", 2)],
+    [("pwrite64", 2), ("renameat", 1), ("renameat2", 1), ("fsync", 4), ("unlinkat", 2), ("pwrite64", 3)],
 )
 def test_killed_by_strace(tmp_path: FsPath, call: str, when: int) -> None:
     """Killed from outside at real system calls, with nothing patched."""
