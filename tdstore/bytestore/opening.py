@@ -15,7 +15,7 @@ from tdstore.bytestore.table import Table, check_table
 from tdstore.bytestore.view import View
 from tdstore.bytestore.write import DATA
 from tdstore.engine import Blob, Engine, EngineCap, get_and_look
-from tdstore.errors import CorruptStoreError, OptionError, ReadOnlyError, StoreExistsError, StoreNotFoundError
+from tdstore.errors import CorruptStoreError, OptionError, ReadOnlyError, StoreNotFoundError
 from tdstore.header import Header
 from tdstore.storekit import files, refusals
 from tdstore.storekit.documents import MAX_FILE_BYTES, NAME, OBJECTS_START
@@ -93,9 +93,7 @@ def open_objects(
     if mode == "a":
         mode = "x" if blob is None else "r+"
     if mode == "x" and blob is not None:
-        raise StoreExistsError(
-            f"there is a store at {place} already", url=place, hint="mode='w' replaces it, mode='r+' changes it"
-        )
+        raise refusals.place_exists(place)
     seen = NOTHING_THERE if blob is None else ManifestState(True, generation_of(bytes(blob.data[:400])), blob.tag)
     publisher = Publisher(engine, place, seen, single_writer=single_writer, keep_old=keep_old)
     limits = Limits(object_bytes, buffer_bytes, max_bytes)
@@ -173,9 +171,7 @@ def open_directory(
 def _check_options(place: str, mode: str, verify: str | None, object_bytes: int, buffer_bytes: int) -> None:
     for name, value, allowed in (("mode", mode, MODES), ("verify", verify, (None, "full", "size", "none"))):
         if value not in allowed:
-            raise OptionError(
-                f"{place}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", url=place
-            )
+            raise refusals.option_value(place, name, value, allowed)
     for name, size in (("object_bytes", object_bytes), ("buffer_bytes", buffer_bytes)):
         if size < 1:
             raise OptionError(f"{place}: {name} must be at least 1, not {size}", url=place)
@@ -213,11 +209,7 @@ def _replaced(blob: Blob, place: str) -> Document | None:
     """Return the generation that mode "w" is to replace; None when it is damaged: then no reader needs its objects."""
     data = bytes(blob.data)
     if not _is_ours(data):
-        raise StoreExistsError(
-            f"{place} holds a {NAME} that is not of the object layout",
-            url=place,
-            hint="remove what is there first, or choose another place",
-        )
+        raise refusals.other_kind(place, "a dataset of another layout")
     with suppress(CorruptStoreError):
         return decode_objects(data, url=place)
     return None

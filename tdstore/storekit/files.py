@@ -22,13 +22,13 @@ from typing import NoReturn
 from tdstore.errors import (
     CorruptStoreError,
     ReadOnlyError,
-    StoreBusyError,
     StoreError,
     StoreExistsError,
     StoreIOError,
     StoreNotFoundError,
     TDStoreError,
 )
+from tdstore.storekit import refusals
 
 # A FIFO would block without O_NONBLOCK; O_NOFOLLOW refuses a symlink as the last component.
 SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -437,11 +437,7 @@ def lock(fd: int, *, exclusive: bool, timeout: float, url: str, what: str = "the
     pause = 0.001
     while not try_lock(fd, exclusive=exclusive):
         if time.monotonic() >= deadline:
-            raise StoreBusyError(
-                f"{what} of {url} has been locked by another process for more than {timeout:g} s",
-                url=url,
-                hint="try again, or pass a longer lock_timeout=",
-            )
+            raise refusals.busy(f"{what} of {url}", "another process", timeout, how="locked by")
         time.sleep(pause)
         pause = min(pause * 2, 0.05)
 

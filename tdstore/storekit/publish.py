@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-from tdstore.errors import StoreBusyError, StoreError, StoreExistsError
-from tdstore.storekit import files
+from tdstore.errors import StoreError
+from tdstore.storekit import files, refusals
 from tdstore.storekit.session import own_sessions
 
 _TEMP = re.compile(r"\..*\.tdstore-[0-9a-f]{16}(-old)?")
-_SHOWN = 5
 
 ForeignFiles = Callable[[int], Sequence[str]]
 """Given the descriptor of a folder: the files in it that do not belong to a store that may be replaced."""
@@ -64,7 +63,7 @@ class Site:
         self._made: list[str] = []
         self._swapped = False
         if not self.name:
-            raise StoreExistsError(f"{url!r} cannot be replaced by {kind}", url=url)
+            raise refusals.other_kind(url, "the root of all folders")
         folder = os.path.dirname(path)
         with files.io_errors(url, "making its folder"):
             self._made += files.make_parents(folder)
@@ -91,11 +90,7 @@ class Site:
         """Refuse a target in a dataset that this process writes: the lock of its folder would be waited for in vain."""
         info = os.fstat(self.parent)
         if own_sessions((info.st_dev, info.st_ino)):
-            raise StoreBusyError(
-                f"{self.url} is inside the dataset {folder}, which this process has open for writing",
-                url=self.url,
-                hint="close that dataset first, or save beside it",
-            )
+            raise refusals.inside_open(self.url, folder)
 
     def _lock_parent(self) -> None:
         timeout = max(self.timeout, 1.0)
@@ -124,7 +119,7 @@ class Site:
         except FileNotFoundError:
             return -1
         if not stat.S_ISDIR(info.st_mode):
-            raise StoreExistsError(f"{url} is a file, not a folder", url=url, hint="remove it, or save elsewhere")
+            raise refusals.other_kind(url, "a file, not a folder")
         try:
             fd = os.open(self.name, files.SAFE_DIR, dir_fd=self.parent)
         except FileNotFoundError:
@@ -137,14 +132,9 @@ class Site:
                 os.close(fd)
                 return -1
             if not replace:
-                raise StoreExistsError(f"{url} exists already", url=url, hint="mode='w' replaces it")
+                raise refusals.place_exists(url)
             if foreign := self._foreign(fd):
-                more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
-                raise StoreExistsError(
-                    f"{url} holds files that are not part of {self._kind}: {', '.join(foreign[:_SHOWN])}{more}",
-                    url=url,
-                    hint="nothing was deleted; move these away, or save to another place",
-                )
+                raise refusals.foreign_files(url, foreign, self._kind)
         except BaseException:
             self._swapped = not files.is_same_entry(fd, self.name, self.parent)
             os.close(fd)
@@ -214,11 +204,7 @@ class Site:
         deadline = time.monotonic() + self.timeout
         while not files.try_lock(old, exclusive=True):
             if time.monotonic() >= deadline:
-                raise StoreBusyError(
-                    f"{self.url} is being written by another process; waited {self.timeout:g} s",
-                    url=self.url,
-                    hint="close it there, save to another place, or pass a longer lock_timeout=",
-                )
+                raise refusals.busy(self.url, "another process", self.timeout)
             files.unlock(self.parent)
             time.sleep(0.02)
             self._lock_parent()

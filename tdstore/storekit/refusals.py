@@ -46,14 +46,26 @@ def read_only(url: str, hint: str = "open it with mode='r+' to write", *, why: s
     """Create the error for a change of a store that was opened for reading.
 
     Args:
+        url: the location.
         hint: how to write nonetheless.
         why: the reason, where it is not the mode; a clause that follows "reading only".
+
+    Example:
+        >>> print(read_only("runs/a.h5"))
+        runs/a.h5 was opened for reading only
+        Hint: open it with mode='r+' to write
     """
     return ReadOnlyError(f"{url} was opened for reading only{why and f': {why}'}", url=url, hint=hint)
 
 
 def forked(url: str) -> StoreBusyError:
-    """Create the error for a change by the child of the process that opened the store."""
+    """Create the error for a change by the child of the process that opened the store.
+
+    Example:
+        >>> print(forked("a.h5"))
+        a.h5 was opened before this process was forked: its parent alone writes it
+        Hint: close it before forking, and open it in the child
+    """
     return StoreBusyError(
         f"{url} was opened before this process was forked: its parent alone writes it",
         url=url,
@@ -62,19 +74,110 @@ def forked(url: str) -> StoreBusyError:
 
 
 def replaced(url: str) -> StoreError:
-    """Create the error for a change of a store whose place this process has saved another one to."""
+    """Create the error for a change of a store whose place this process has saved another one to.
+
+    Example:
+        >>> print(replaced("a.h5"))
+        a.h5 was replaced by a save of this process; this store is of the old one
+        Hint: open the new one
+    """
     return StoreError(
         f"{url} was replaced by a save of this process; this store is of the old one", url=url, hint="open the new one"
     )
 
 
 def overtaken(url: str, hint: str = "open it again") -> StoreBusyError:
-    """Create the error for a commit after another writer's, which would undo that one."""
+    """Create the error for a commit after another writer's, which would undo that one.
+
+    Args:
+        url: the location.
+        hint: what to do, where more is known than that.
+
+    Example:
+        >>> print(overtaken("runs/a.h5"))
+        runs/a.h5 was changed by another writer since it was opened here
+        Hint: open it again
+    """
     return StoreBusyError(f"{url} was changed by another writer since it was opened here", url=url, hint=hint)
 
 
+def removed(url: str) -> StoreBusyError:
+    """Create the error for a read of a store whose files a save in another process has replaced.
+
+    Example:
+        >>> print(removed("a.zarr").hint)
+        open it again to read what is there now; changes in place (mode='r+') keep readers reading
+    """
+    return StoreBusyError(
+        f"{url} was replaced as a whole by a save, or removed, since it was opened: what it held then can be read no "
+        "more, but for files that are still open here",
+        url=url,
+        hint="open it again to read what is there now; changes in place (mode='r+') keep readers reading",
+    )
+
+
+def contended(url: str, waited: float | None = None) -> StoreBusyError:
+    """Create the error for a step that other writers made vain each time that it was tried.
+
+    Args:
+        url: the location.
+        waited: seconds that it was tried for.
+
+    Example:
+        >>> print(contended("redis://host/0/run", 10.0))
+        redis://host/0/run is changed by other writers again and again; tried for 10 s
+        Hint: give each writer rows of its own, or pass a longer lock_timeout=
+    """
+    tried = "" if waited is None else f"; tried for {waited:g} s"
+    return StoreBusyError(
+        f"{url} is changed by other writers again and again{tried}",
+        url=url,
+        hint="give each writer rows of its own, or pass a longer lock_timeout=",
+    )
+
+
+def too_many_writers(url: str, most: int) -> StoreBusyError:
+    """Create the error for one writer more than a store takes.
+
+    Args:
+        url: the location.
+        most: writers that it takes.
+
+    Example:
+        >>> print(too_many_writers("shm://run", 512))
+        shm://run is open for writing in 512 threads, which is the limit
+        Hint: close the stores of writers that have finished
+    """
+    return StoreBusyError(
+        f"{url} is open for writing in {most} threads, which is the limit",
+        url=url,
+        hint="close the stores of writers that have finished",
+    )
+
+
+def uncommitted(url: str) -> StoreBusyError:
+    """Create the error for sending a store with a change of structure that is not committed to another process.
+
+    Example:
+        >>> print(uncommitted("a.h5"))
+        a.h5 has changes that are not committed: no other process can open it
+        Hint: save_header() commits them, discard() drops them
+    """
+    return StoreBusyError(
+        f"{url} has changes that are not committed: no other process can open it",
+        url=url,
+        hint="save_header() commits them, discard() drops them",
+    )
+
+
 def not_saved(url: str) -> StoreNotFoundError:
-    """Create the error for sending a store to another process before its first commit."""
+    """Create the error for sending a store to another process before its first commit.
+
+    Example:
+        >>> print(not_saved("a.h5"))
+        a.h5 is not saved yet: no other process can open it
+        Hint: save_header() commits it
+    """
     return StoreNotFoundError(
         f"{url} is not saved yet: no other process can open it", url=url, hint="save_header() commits it"
     )
@@ -84,6 +187,10 @@ def not_saved(url: str) -> StoreNotFoundError:
 def no_leaf(url: str, path: Path) -> KeyNotFoundError:
     """Create the error for a path without a leaf.
 
+    Args:
+        url: the location.
+        path: that was asked for.
+
     Example:
         >>> print(no_leaf("runs/a.h5", ("next", "obs")))
         no leaf 'next' / 'obs' in runs/a.h5
@@ -92,31 +199,68 @@ def no_leaf(url: str, path: Path) -> KeyNotFoundError:
 
 
 def leaf_exists(url: str, path: Path) -> KeyExistsError:
-    """Create the error for a new leaf at a path that has one, where it is not to be replaced."""
+    """Create the error for a new leaf at a path that has one, where it is not to be replaced.
+
+    Args:
+        url: the location.
+        path: the leaf.
+
+    Example:
+        >>> print(leaf_exists("a.h5", ("obs",)))
+        'obs' is already there in a.h5
+        Hint: delete it first, or write into the leaf that is there
+    """
     return KeyExistsError(
         f"{path_text(path)} is already there in {url}", hint="delete it first, or write into the leaf that is there"
     )
 
 
 def no_name(url: str) -> InvalidArgumentError:
-    """Create the error for a leaf at the empty path, which is the root group."""
+    """Create the error for a leaf at the empty path, which is the root group.
+
+    Example:
+        >>> print(no_name("a.h5"))
+        a leaf of a.h5 needs a name
+    """
     return InvalidArgumentError(f"a leaf of {url} needs a name")
 
 
 def same_name(url: str, moves: Mapping[Path, Path]) -> InvalidArgumentError:
-    """Create the error for a rename that gives two leaves one name."""
+    """Create the error for a rename that gives two leaves one name.
+
+    Args:
+        url: the location.
+        moves: the new path of each leaf, by its old one.
+
+    Example:
+        >>> print(same_name("a.h5", {("a",): ("c",), ("b",): ("c",)}))
+        two leaves of a.h5 cannot be given the same name: {('a',): ('c',), ('b',): ('c',)}
+    """
     return InvalidArgumentError(f"two leaves of {url} cannot be given the same name: {dict(moves)}")
 
 
 def bad_length(url: str, path: Path, length: int) -> InvalidArgumentError:
-    """Create the error for a resize to a negative length, or of a leaf without dimensions."""
+    """Create the error for a resize to a negative length, or of a leaf without dimensions.
+
+    Args:
+        url: the location.
+        path: the leaf.
+        length: that was asked for.
+
+    Example:
+        >>> print(bad_length("a.h5", ("obs",), -1))
+        'obs' of a.h5 cannot have length -1
+    """
     return InvalidArgumentError(f"{path_text(path)} of {url} cannot have length {length}")
 
 
-def leaf_option(url: str, path: Path, name: str, known: Iterable[str] = ()) -> OptionError:
+def leaf_option(url: str, path: Path | None, name: str, known: Iterable[str] = ()) -> OptionError:
     """Create the error for a layout option of a leaf that the backend does not have.
 
     Args:
+        url: the location.
+        path: the leaf; None for an option of all leaves.
+        name: the option.
         known: the options that there are.
 
     Example:
@@ -128,7 +272,24 @@ def leaf_option(url: str, path: Path, name: str, known: Iterable[str] = ()) -> O
     near = difflib.get_close_matches(name, [*names, "fill_value"], 1)
     there = f"its options are {', '.join(names)}" if names else "leaves take shape, dtype and fill_value only"
     hint = f"did you mean {near[0]!r}?" if near else there
-    return OptionError(f"{url} has no leaf option {name!r} (for {path_text(path)})", url=url, hint=hint)
+    of = "" if path is None else f" (for {path_text(path)})"
+    return OptionError(f"{url} has no leaf option {name!r}{of}", url=url, hint=hint)
+
+
+def option_value(url: str, name: str, value: object, allowed: Iterable[object]) -> OptionError:
+    """Create the error for an option of an opener that has another value than the few it may have.
+
+    Args:
+        url: the location.
+        name: the option.
+        value: what it was given.
+        allowed: what it may be.
+
+    Example:
+        >>> print(option_value("a.h5", "verify", "all", ("none", "size", "full")))
+        a.h5: verify must be one of 'none', 'size', 'full', not 'all'
+    """
+    return OptionError(f"{url}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", url=url)
 
 
 def wrong_out(
@@ -137,8 +298,13 @@ def wrong_out(
     """Create the error for `out=` of another shape or dtype than what is read.
 
     Args:
+        path: the leaf.
         shape, dtype: of `out`.
         wanted, of: shape and dtype of what is read.
+
+    Example:
+        >>> print(wrong_out(("obs",), [2], torch.int64, [3], torch.int64))
+        out= for 'obs' has shape [2] and dtype torch.int64, but what is read has [3] and torch.int64
     """
     return InvalidArgumentError(
         f"out= for {path_text(path)} has shape {list(shape)} and dtype {dtype}, "
@@ -147,16 +313,31 @@ def wrong_out(
 
 
 # -- places -------------------------------------------------------------------------------
-def place_exists(url: str) -> StoreExistsError:
-    """Create the error for mode "x" where something is."""
-    return StoreExistsError(f"{url} exists", url=url, hint="mode='w' replaces it, mode='r+' changes it")
+def place_exists(url: str, hint: str = "mode='w' replaces it, mode='r+' changes it") -> StoreExistsError:
+    """Create the error for mode "x" where something is.
+
+    Args:
+        url: the location.
+        hint: what to do, where modes are not the way.
+
+    Example:
+        >>> print(place_exists("a.h5"))
+        a.h5 exists
+        Hint: mode='w' replaces it, mode='r+' changes it
+    """
+    return StoreExistsError(f"{url} exists", url=url, hint=hint)
 
 
 def not_found(url: str, why: str = "") -> StoreNotFoundError:
     """Create the error for a place where nothing is stored.
 
     Args:
+        url: the location.
         why: what was looked for, as "there is no tdstore.json".
+
+    Example:
+        >>> print(not_found("runs/1", "there is no tdstore.json"))
+        nothing is stored at runs/1: there is no tdstore.json
     """
     return StoreNotFoundError(f"nothing is stored at {url}{why and f': {why}'}", url=url)
 
@@ -165,7 +346,13 @@ def other_kind(url: str, what: str) -> StoreExistsError:
     """Create the error for a place that holds something else, which no mode replaces.
 
     Args:
+        url: the location.
         what: what is there, as "a folder" or "a file of another kind".
+
+    Example:
+        >>> print(other_kind("a.h5", "a folder"))
+        a.h5 is a folder
+        Hint: remove it, or choose another name
     """
     return StoreExistsError(f"{url} is {what}", url=url, hint="remove it, or choose another name")
 
@@ -174,8 +361,14 @@ def foreign_files(url: str, names: Sequence[str], kind: str) -> StoreExistsError
     """Create the error for a folder that holds files of other programs, which replacing it would remove.
 
     Args:
+        url: the location.
         names: of these files.
         kind: what the folder holds beside them, as "a zarr group".
+
+    Example:
+        >>> print(foreign_files("runs/1", ["notes.txt"], "a dataset"))
+        runs/1 holds files that are not part of a dataset: notes.txt
+        Hint: nothing was deleted; move these away, or save to another place
     """
     return StoreExistsError(
         f"{url} holds files that are not part of {kind}: {_listed(names)}",
@@ -184,17 +377,66 @@ def foreign_files(url: str, names: Sequence[str], kind: str) -> StoreExistsError
     )
 
 
-def busy(url: str, holder: str, waited: float) -> StoreBusyError:
+def damaged_place(url: str, why: str) -> StoreExistsError:
+    """Create the error for replacing a dataset so damaged that nobody knows which files are its own.
+
+    Args:
+        url: the location.
+        why: the damage.
+
+    Example:
+        >>> print(damaged_place("runs/1", "there is no header"))
+        runs/1 holds a damaged dataset, whose files cannot be told from others: there is no header
+        Hint: nothing was deleted; remove it yourself if it is of no use
+    """
+    return StoreExistsError(
+        f"{url} holds a damaged dataset, whose files cannot be told from others: {why}",
+        url=url,
+        hint="nothing was deleted; remove it yourself if it is of no use",
+    )
+
+
+def busy(
+    url: str, holder: str, waited: float | None = None, *, how: str = "open for writing in", hint: str | None = None
+) -> StoreBusyError:
     """Create the error for a place that another writer holds.
 
     Args:
+        url: the location.
         holder: who that is, as "process 12 on host-a".
-        waited: seconds.
+        waited: seconds, if any.
+        how: how the holder has it.
+        hint: what to do, where that is not to wait longer.
+
+    Example:
+        >>> print(busy("a.h5", "process 12", 5.0))
+        a.h5 is open for writing in process 12; waited 5 s
+        Hint: commit or close it there, save to another place, or pass a longer lock_timeout=
+    """
+    seconds = "" if waited is None else f"; waited {waited:g} s"
+    return StoreBusyError(
+        f"{url} is {how} {holder}{seconds}",
+        url=url,
+        hint=hint or "commit or close it there, save to another place, or pass a longer lock_timeout=",
+    )
+
+
+def inside_open(url: str, folder: str) -> StoreBusyError:
+    """Create the error for a save into a dataset that this process writes, whose lock it would wait for in vain.
+
+    Args:
+        url: the location.
+        folder: the dataset.
+
+    Example:
+        >>> print(inside_open("runs/1/a", "runs/1"))
+        runs/1/a is inside the dataset runs/1, which this process has open for writing
+        Hint: close that dataset first, or save beside it
     """
     return StoreBusyError(
-        f"{url} is open for writing in {holder}; waited {waited:g} s",
+        f"{url} is inside the dataset {folder}, which this process has open for writing",
         url=url,
-        hint="commit or close it there, save to another place, or pass a longer lock_timeout=",
+        hint="close that dataset first, or save beside it",
     )
 
 
@@ -204,6 +446,7 @@ def dirty(
     """Create the error for a store whose writer ended before its commit.
 
     Args:
+        url: the location.
         leaves: that it was writing.
         writer: who that was.
         more: what else is known, in brackets after the names.

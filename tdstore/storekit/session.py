@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tdstore.errors import CorruptStoreError, StoreBusyError
+from tdstore.errors import CorruptStoreError
 from tdstore.lifetime import LiveObjects
-from tdstore.storekit import files
+from tdstore.storekit import files, refusals
 from tdstore.types import Path
 
 NAME = "tdstore.session"
@@ -284,11 +284,7 @@ def exclusive(root: int, *, parent: int, timeout: float, url: str) -> Iterator[N
             for session in own:
                 session.resume()
             if time.monotonic() >= deadline:
-                raise StoreBusyError(
-                    f"{url} is open for writing in {holders(root)}; waited {timeout:g} s",
-                    url=url,
-                    hint="close it there, save to another place, or pass a longer lock_timeout=",
-                )
+                raise refusals.busy(url, holders(root), timeout)
             files.unlock(parent)
             time.sleep(0.02)
             files.lock(parent, exclusive=True, timeout=max(timeout, 1.0), url=url, what="the parent folder")

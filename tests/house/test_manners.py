@@ -72,6 +72,47 @@ def test_raised_errors_are_of_the_tree():
     none([f"{entry}" for entry in RAISED if entry not in used], "entries of RAISED that are not needed")
 
 
+# -- one text for one cause -----------------------------------------------------------------
+# Errors about a place: `storekit/refusals.py` alone writes their texts.
+PLACE_ERRORS = {"StoreBusyError", "DirtyStoreError", "StoreExistsError"}
+BACKEND_FILES = ("tdstore/builtin/", "tdstore/bytestore/", "tdstore/storekit/", "tdstore/io/consolidated/", "plugins/")
+# (file, class) -> why the text is not one of refusals.py.
+TEXTS = {
+    ("tdstore/storekit/files.py", "StoreExistsError"): "the text of the system for an OSError",
+    ("plugins/tdstore-h5/tdstore_h5/faults.py", "StoreBusyError"): "the text of HDF5",
+}
+
+
+def test_errors_about_places_have_one_text_for_one_cause():
+    found = [
+        (name_of(path), dotted(node.func), node.lineno)
+        for path, node in nodes(ast.Call)
+        if dotted(node.func) in PLACE_ERRORS
+        and name_of(path).startswith(BACKEND_FILES)
+        and name_of(path) != "tdstore/storekit/refusals.py"
+    ]
+    none(
+        [f"{path}:{line} {name}" for path, name, line in found if (path, name) not in TEXTS],
+        "errors with a text of their own: take it from tdstore.storekit.refusals",
+    )
+    used = {(path, name) for path, name, _ in found}
+    none([f"{entry}" for entry in TEXTS if entry not in used], "entries of TEXTS that are not needed")
+
+
+def test_public_functions_of_refusals_tell_their_arguments():
+    """Third parties take their errors from there: each function says what its arguments mean."""
+    offenders = []
+    for node in tree(ROOT / "tdstore/storekit/refusals.py").body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            text = ast.get_docstring(node) or ""
+            names = [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
+            listed = text.partition("Args:")[2].partition("Example:")[0]
+            missing = [name for name in names if name not in listed]
+            if (len(names) > 1 and missing) or "Example:" not in text:
+                offenders.append(f"{node.name}: {', '.join(missing) or 'no example'}")
+    none(offenders, "functions of refusals.py without Args or an example")
+
+
 def test_error_classes_are_of_the_tree():
     """A class of exceptions outside the tree is for one module and its callers, and listed."""
     offenders = []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Any
 
+from tdstore.storekit import refusals
 from tdstore.storekit.foreign_strings import TEXT
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore_h5.faults import option_error
@@ -45,13 +45,7 @@ def check_names(options: Mapping[str, Any], url: str, path: Path | None = None) 
         if name in _OUTSIDE:
             raise option_error(url, f"the option {name!r} would keep data outside the file; it is not supported")
         if name not in LAYOUT:
-            near = difflib.get_close_matches(name, LAYOUT, 1)
-            where = "" if path is None else f" (for {path_text(path)})"
-            raise option_error(
-                url,
-                f"no leaf option {name!r}{where}; there are {', '.join(LAYOUT)}",
-                f"did you mean {near[0]!r}?" if near else None,
-            )
+            raise refusals.leaf_option(url, path, name, LAYOUT)
 
 
 def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, *, column: bool = False) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreBusyError, StoreError
+from tdstore.errors import CorruptStoreError, StoreBusyError, StoreError
 from tdstore.header import Header
 from tdstore.lifetime import LiveObjects
+from tdstore.storekit import refusals
 from tdstore.storekit.files import io_errors
 from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.types import Fault, LeafSpec, Path, path_text
@@ -250,9 +251,7 @@ class Session:
         self._reopen("r")
         self.load()
         if not self.handle.is_at(self.path) or self.document.generation != generation:
-            raise StoreBusyError(
-                f"{self.url} was changed by another process since it was saved", url=self.url, hint="open it again"
-            )
+            raise refusals.overtaken(self.url)
 
     def _reopen(self, mode: str) -> None:
         self._datasets.clear()
@@ -498,11 +497,7 @@ class Session:
         if not self.handle.alone or self.handle.child:
             return
         if self.structure:
-            raise StoreBusyError(
-                f"{self.url} has changes that are not committed: no other process can open it",
-                url=self.url,
-                hint="save_header() commits them, discard() drops them",
-            )
+            raise refusals.uncommitted(self.url)
         self.commit_rows()
         if self.handle.alone:
             self._join_readers()
@@ -575,12 +570,9 @@ class Session:
             self.marked, self.accepted = set(named), self.ours
             return
         if dirty | bad:
-            names = sorted(dirty | bad)
-            raise DirtyStoreError(
-                f"a writer of {self.url} ended in the middle of writing {', '.join(map(path_text, names[:5]))}"
-                + (f" and {len(names) - 5} more" if len(names) > 5 else ""),
-                leaves=tuple(names),
-                url=self.url,
+            raise refusals.dirty(
+                self.url,
+                sorted(dirty | bad),
                 hint="recover='accept' opens it as it is: those leaves hold old rows and new ones, and maybe rows that "
                 "cannot be read; with mode='r+' this becomes what is committed",
             )

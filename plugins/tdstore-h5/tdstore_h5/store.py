@@ -145,7 +145,7 @@ def open_h5(
         ("layout", layout, (None, *options.PRESETS)),
     ):
         if value not in allowed:
-            raise OptionError(f"{url}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", url=url)
+            raise refusals.option_value(url, name, value, allowed)
     if remote:
         return open_remote_h5(
             str(location),

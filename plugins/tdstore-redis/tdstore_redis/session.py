@@ -12,10 +12,10 @@ import numpy as np
 
 from tdstore.errors import (
     CorruptStoreError,
-    DirtyStoreError,
     StoreError,
     StoreNotFoundError,
 )
+from tdstore.storekit import refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
 from tdstore.types import Path, path_text
 from tdstore_redis.cells.fetch import Damaged, fetch
@@ -67,13 +67,10 @@ class Session:
                 dead = [record for record in dead if record.session in there]
         touched = sorted({tuple(path) for record in dead for path in record.touched})
         if touched and not accept:
-            shown = ", ".join(map(path_text, touched[:8])) + (
-                f" and {len(touched) - 8} more" if len(touched) > 8 else ""
-            )
-            raise DirtyStoreError(
-                f"{self.url}: {', '.join(sorted({d.who for d in dead}))} ended in the middle of writing {shown}",
-                leaves=tuple(touched),
-                url=self.url,
+            raise refusals.dirty(
+                self.url,
+                touched,
+                writer=", ".join(sorted({d.who for d in dead})),
                 hint="recover='accept' takes these leaves as they are; mode='w' replaces all",
             )
         check_declared(sum(a.spec.nbytes for a in document.arrays.values()), self.max_bytes, self.url)

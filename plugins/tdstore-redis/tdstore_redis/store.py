@@ -113,7 +113,7 @@ def open_redis(
         ("recover", recover, (None, "accept")),
     ):
         if value not in allowed:
-            raise OptionError(f"{url}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", url=url)
+            raise refusals.option_value(url, name, value, allowed)
     if not isinstance(block, int) or not 64 <= block <= MAX_VALUE:
         raise OptionError(f"{url}: block must be from 64 bytes to 512 MiB, not {block!r}", url=url)
     if timeout is not None and not timeout > 0:

@@ -259,7 +259,7 @@ def test_of_two_who_change_the_structure_one_is_told(place: str) -> None:
     leaves = {**OLD, ("one",): torch.zeros(2, dtype=torch.int8)}
     first.save_header(header_of(leaves))
     second.write([Write(("n", "b"), rows(5), torch.tensor([77]))])  # rows go on
-    with pytest.raises(StoreBusyError, match="another writer changed"):
+    with pytest.raises(StoreBusyError, match="changed by another writer"):
         second.save_header(header_of({**OLD, ("two",): torch.zeros(1)}))
     second.close()
     first.close()

@@ -14,6 +14,7 @@ from tdstore.errors import MissingDependencyError, OptionError, ReadOnlyError, S
 from tdstore.index.ranges import Range
 from tdstore.registry import registry, split_scheme
 from tdstore.store import Store
+from tdstore.storekit import refusals
 from tdstore.types import MODES, Mode
 from tdstore_remote.faults import BucketNotFoundError
 from tdstore_remote.opening import LOCAL, open_engine
@@ -74,9 +75,7 @@ def open_remote(
     plain = shown(location)
     for name, value, allowed in (("mode", mode, MODES), ("format", format, FORMATS)):
         if value not in allowed:
-            raise OptionError(
-                f"{plain}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", url=plain
-            )
+            raise refusals.option_value(plain, name, value, allowed)
     settings = {"engine": engine, "timeout": timeout, "cache": cache, "cache_ram": cache_ram}
     options = StorageOptions(storage_options or {}) | {k: v for k, v in settings.items() if v is not None}
     options = StorageOptions(options)

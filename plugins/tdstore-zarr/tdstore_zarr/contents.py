@@ -21,6 +21,7 @@ from tdstore.engine import EngineCap
 from tdstore.errors import CorruptStoreError, StoreBusyError, StoreNotFoundError
 from tdstore.header import Header
 from tdstore.index.ranges import index_shape
+from tdstore.storekit import refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
 from tdstore.types import Fault, LeafSpec, Path, Read, path_text
 from tdstore_zarr.codec import bridge
@@ -30,7 +31,7 @@ from tdstore_zarr.foreign import Foreign, relist
 from tdstore_zarr.layout.document import NAME, Document, Mark, decode_root
 from tdstore_zarr.layout.leaf import TAIL, UNKNOWN, Leaf, Stored
 from tdstore_zarr.layout.names import Names
-from tdstore_zarr.place.base import Place, dirty
+from tdstore_zarr.place.base import Place
 from tdstore_zarr.place.redo_log import LoggedEngine, Put, without_log
 from tdstore_zarr.place.thread_pool import Pool
 from tdstore_zarr.reading.reader import Job, Reader
@@ -122,11 +123,7 @@ class Contents:
                 lifetime.settle()  # a handle that was dropped may be about to be closed
                 continue
             elif time.monotonic() >= deadline or who == "this process":
-                raise StoreBusyError(
-                    f"{self.url} is being written by {who}",
-                    url=self.url,
-                    hint="commit or close it there, or pass a longer lock_timeout=",
-                )
+                raise refusals.busy(self.url, who)
             time.sleep(0.005)
         self._take_in(self.document)
         if self.document.mark is not None:
@@ -259,7 +256,7 @@ class Contents:
                     relist(self.engine, self.leaves[path])
             return
         if not self.document.ours or len(named) < len(mark.leaves) or not mark.leaves or self.faults(named):
-            raise dirty(self.url, mark)
+            raise refusals.dirty(self.url, list(mark.leaves), writer=mark.who)
         self.accepted = True
 
     def _verify(self, verify: str) -> None:

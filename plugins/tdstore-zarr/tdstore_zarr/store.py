@@ -128,7 +128,7 @@ def open_zarr(
         ("trust", trust, (None, "zarr")),
     ):
         if value not in allowed:
-            raise OptionError(f"{text}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", url=text)
+            raise refusals.option_value(text, name, value, allowed)
     for name, number in (("buffer_bytes", buffer_bytes), ("max_bytes", 0 if max_bytes is None else max_bytes)):
         if type(number) is not int or number < 0:
             raise OptionError(f"{text}: {name} must be a number of bytes, not {number!r}", url=text)
@@ -386,17 +386,8 @@ class ZarrStore(CheckedStore[Stored]):
     def _changed(self) -> StoreBusyError:
         place = self._session.place
         if isinstance(place, FolderPlace) and place.moved():
-            return StoreBusyError(
-                f"{self.url} was replaced as a whole by a save, or removed, since it was opened: what it held then can "
-                "be read no more, but for files that are still open here",
-                url=self.url,
-                hint="open it again to read what is there now; changes in place (mode='r+') keep readers reading",
-            )
-        return StoreBusyError(
-            f"{self.url} was replaced or changed by another writer since it was opened",
-            url=self.url,
-            hint="open it again",
-        )
+            return refusals.removed(self.url)
+        return refusals.overtaken(self.url)
 
     def _read(self, wanted: Sequence[tuple[Stored, Read]]) -> list[Tensor]:
         session = self._session

@@ -143,7 +143,7 @@ def test_structure_in_place() -> None:
 def test_rival_builders() -> None:
     engine = saved(OLD)
     first = open_on(engine, mode="w")
-    with pytest.raises(StoreBusyError, match="being written by this process"):
+    with pytest.raises(StoreBusyError, match="open for writing in this process"):
         open_on(engine, mode="w")
     with pytest.raises(StoreBusyError):
         open_on(engine, mode="x")
@@ -163,9 +163,9 @@ def test_rival_updates_in_place() -> None:
     first.write([Write(("a",), (), NEW[("a",)])])
     first.flush()
     before = dict(engine.objects)
-    with pytest.raises(StoreBusyError, match="being written by this process"):
+    with pytest.raises(StoreBusyError, match="open for writing in this process"):
         second.write([Write(("a",), (), -NEW[("a",)])])
-    with pytest.raises(StoreBusyError, match="being written by"):
+    with pytest.raises(StoreBusyError, match="open for writing in"):
         open_on(engine, mode="r+")
     assert same(everything(open_on(engine)), OLD)
     assert engine.objects == before

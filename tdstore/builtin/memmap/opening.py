@@ -16,14 +16,13 @@ from tdstore.builtin.memmap.tensordict_layout import META, read_tensordict
 from tdstore.builtin.readcheck import OPENED
 from tdstore.errors import (
     CorruptStoreError,
-    DirtyStoreError,
     ReadOnlyError,
     StoreBusyError,
     StoreError,
     StoreNotFoundError,
 )
 from tdstore.header import Header
-from tdstore.storekit import documents, files, session
+from tdstore.storekit import documents, files, refusals, session
 from tdstore.storekit.checksums import Sums, block_text, crc32c, sums_of_file, tips_of_file
 from tdstore.storekit.session import Log
 from tdstore.types import path_text
@@ -158,13 +157,7 @@ def check_and_map(
             finally:
                 os.close(fd)
     if dirty:
-        raise DirtyStoreError(
-            f"{url}: a writer ended in the middle of writing {', '.join(path_text(d.path) for d, _ in dirty[:5])}"
-            f"{' and more' if len(dirty) > 5 else ''} ({dirty[0][1]})",
-            leaves=tuple(leaf.path for leaf, _ in dirty),
-            url=url,
-            hint="restore them from a copy, or open with recover='accept' to take them as they are",
-        )
+        raise refusals.dirty(url, [leaf.path for leaf, _ in dirty], more=dirty[0][1])
 
 
 _ACCEPT = "restore it from a copy; if another program wrote it on purpose, open once with mode='r+', recover='accept'"

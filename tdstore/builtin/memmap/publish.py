@@ -8,8 +8,8 @@ from functools import partial
 
 from tdstore.builtin.memmap.opening import MAX_MANIFEST, read_contents
 from tdstore.builtin.memmap.tensordict_layout import META, tensordict_members
-from tdstore.errors import CorruptStoreError, StoreError, StoreExistsError
-from tdstore.storekit import documents, files, session
+from tdstore.errors import CorruptStoreError, StoreError
+from tdstore.storekit import documents, files, refusals, session
 from tdstore.storekit.publish import Site
 from tdstore.storekit.session import FileParts
 
@@ -37,11 +37,7 @@ def _not_ours(root: int, url: str) -> list[str]:
     try:
         contents = read_contents(root, url)
     except CorruptStoreError as error:
-        raise StoreExistsError(
-            f"{url} holds a damaged dataset, whose files cannot be told from others: {error.message}",
-            url=url,
-            hint="nothing was deleted; remove the folder yourself if it is of no use",
-        ) from error
+        raise refusals.damaged_place(url, error.message) from error
     known = {leaf.file for leaf in contents.leaves}
     log = session.read_log(root)
     if log is not None:

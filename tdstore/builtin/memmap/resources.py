@@ -16,8 +16,7 @@ from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.memmap.opening import MAX_MANIFEST, SessionState, is_untouched
 from tdstore.builtin.memmap.publish import FIRST
 from tdstore.builtin.memmap.tensor import scratch_dir
-from tdstore.errors import StoreBusyError
-from tdstore.storekit import documents, files, session
+from tdstore.storekit import documents, files, refusals, session
 from tdstore.storekit.checksums import sums_of_file
 from tdstore.storekit.documents import LeafRecord, leaf_record
 from tdstore.storekit.publish import Site, sweep_dead
@@ -76,7 +75,7 @@ class Hold:
                 files.lock(parent, exclusive=False, timeout=max(timeout, 1.0), url=location, what="the folder")
             here, there = os.fstat(self.root), os.stat(location)
             if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
-                raise StoreBusyError(f"{location} was replaced while it was opened", url=location, hint="try again")
+                raise refusals.contended(location)
             self.session = Session(self.root, sync=self.sync)
             if self.session.try_alone():
                 log = session.read_log(self.root)

@@ -35,15 +35,13 @@ from tdstore.builtin.memmap.tensordict_layout import META, meta_files
 from tdstore.builtin.memmap.writing import compute_checksums
 from tdstore.builtin.readcheck import ReadCheck
 from tdstore.errors import (
-    OptionError,
-    StoreBusyError,
     StoreError,
     StoreNotFoundError,
     UnsupportedError,
 )
 from tdstore.header import Header
 from tdstore.store import Cap
-from tdstore.storekit import documents, files, session
+from tdstore.storekit import documents, files, refusals, session
 from tdstore.storekit.session import LOCK_TIMEOUT
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, path_text
 
@@ -92,7 +90,7 @@ def open_memmap(
         ("recover", recover, (None, "accept")),
     ):
         if value not in known:
-            raise OptionError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}", url=location)
+            raise refusals.option_value(location or "memmap", name, value, known)
     if sys.byteorder != "little":
         raise UnsupportedError("the memmap backend needs a little-endian machine", url=location)
     options: dict[str, Any] = {
@@ -270,11 +268,8 @@ class MemmapStore(MemmapLeaves):
             if raw != self._raw:
                 if not changed:
                     return
-                raise StoreBusyError(
-                    f"{self.url} was committed by another writer since it was opened here",
-                    url=self.url,
-                    hint="open it again to build on what the other one wrote; rows written in place are kept",
-                )
+                hint = "open it again to build on what the other one wrote; rows written in place are kept"
+                raise refusals.overtaken(self.url, hint)
             self._take_sums()
             before = self._committed_files()
             after = {leaf.file for leaf in self._files.values() if leaf.file}

@@ -25,12 +25,11 @@ from tdstore.errors import (
     InvalidArgumentError,
     InvalidStateError,
     InvalidTypeError,
-    StoreExistsError,
     StoreNotFoundError,
 )
 from tdstore.index.rows import nested_over
 from tdstore.pickling import rebuild
-from tdstore.storekit import files
+from tdstore.storekit import files, refusals
 from tdstore.storekit.session import Lease
 
 _PROC = "/proc/self/fd"
@@ -445,9 +444,8 @@ class MemoryMappedTensor(Tensor):
             except BaseException as error:
                 os.unlink(temp)
                 if isinstance(error, FileExistsError):
-                    raise StoreExistsError(
-                        f"{url} exists", url=url, hint="pass existsok=True to replace it, or use from_filename"
-                    ) from error
+                    hint = "pass existsok=True to replace it, or use from_filename"
+                    raise refusals.place_exists(url, hint) from error
                 raise
             finally:
                 os.close(fd)

@@ -32,8 +32,9 @@ from torch import Tensor
 
 from tdstore.builtin.shared.catalogue import ALIGN, Catalogue, Entry, decode_catalogue
 from tdstore.builtin.shared.process import Process, boot_id, this_process
-from tdstore.errors import CorruptStoreError, StoreBusyError, StoreIOError
+from tdstore.errors import CorruptStoreError, StoreIOError
 from tdstore.header import MAX_BYTES
+from tdstore.storekit import refusals
 from tdstore.storekit.files import io_errors
 
 MAGIC = b"TDSHARED"
@@ -143,11 +144,7 @@ class Arena:
                         f"{self.url} cannot be locked: {error}", url=self.url, errno=error.errno
                     ) from error
             if time.monotonic() > deadline:
-                raise StoreBusyError(
-                    f"another process has been changing {self.url} for {timeout:g} s",
-                    url=self.url,
-                    hint="wait for it, or pass a larger lock_timeout=",
-                )
+                raise refusals.busy(self.url, "another process", timeout, how="being changed by")
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tdstore.builtin.shared.arena import SLOT_WORDS, SLOTS, SLOTS_AT, Arena
 from tdstore.builtin.shared.process import Process, alive, this_process
-from tdstore.errors import StoreBusyError
+from tdstore.storekit import refusals
 
 
 class DirtyMarkers:
@@ -55,11 +55,7 @@ class DirtyMarkers:
                 if self._release is None:
                     self._release = weakref.finalize(self, _release, self._arena, self._own_slots)
                 return base + 3
-        raise StoreBusyError(
-            f"{SLOTS} threads have {self._arena.url} open for writing, which is the limit",
-            url=self._arena.url,
-            hint="close the stores of writers that have finished",
-        )
+        raise refusals.too_many_writers(self._arena.url, SLOTS)
 
 
 def _free_slot(arena: Arena) -> int | None:

@@ -25,10 +25,10 @@ from tdstore.errors import (
     OptionError,
     ReadOnlyError,
     StoreBusyError,
-    StoreExistsError,
     StoreNotFoundError,
 )
 from tdstore.lifetime import Ending
+from tdstore.storekit import refusals
 from tdstore.storekit.files import SAFE, io_errors
 
 DEFAULT = "/dev/shm"
@@ -117,7 +117,7 @@ def publish(inode: Inode, private: str, path: str, *, replace: bool, url: str, t
     with _folder_locked(os.path.dirname(path), url, timeout):
         there = _stat(path)
         if there is not None and not replace and not _is_left_over(path):
-            raise already_there(url)
+            raise refusals.place_exists(url)
         with io_errors(url, "publishing"):
             os.rename(private, path)
         if there is not None:
@@ -155,11 +155,6 @@ def open_public(path: str, *, write: bool, url: str) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def already_there(url: str) -> StoreExistsError:
-    """Build the error of mode "x"."""
-    return StoreExistsError(f"{url} already exists", url=url, hint="mode='w' replaces it, mode='r+' opens it")
 
 
 def is_there(path: str) -> bool:
@@ -250,10 +245,8 @@ def _flock(fd: int, timeout: float, url: str) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise StoreBusyError(
-                    f"another process has been changing the names of shared stores for {timeout:g} s",
-                    url=url,
-                    hint="wait for it, or pass a larger lock_timeout=",
+                raise refusals.busy(
+                    f"the folder of {url}", "another process", timeout, how="being changed by"
                 ) from None
         time.sleep(0.001)
 

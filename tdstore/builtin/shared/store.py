@@ -23,7 +23,6 @@ from tdstore.builtin.shared.arena import Arena
 from tdstore.builtin.shared.catalogue import Catalogue, Entry, check_path, encode_catalogue
 from tdstore.builtin.shared.marks import DirtyMarkers, clear_markers, dirty_leaves
 from tdstore.errors import (
-    DirtyStoreError,
     OptionError,
     StoreBusyError,
     StoreIOError,
@@ -35,8 +34,9 @@ from tdstore.lifetime import Ending
 from tdstore.pickling import rebuild
 from tdstore.registry import split_scheme
 from tdstore.store import Cap
+from tdstore.storekit import refusals
 from tdstore.storekit.files import SAFE, io_errors
-from tdstore.types import Fault, LeafSpec, Mode, Path, Write, path_text
+from tdstore.types import Fault, LeafSpec, Mode, Path, Write
 
 ANONYMOUS = "shm://"
 _Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -106,7 +106,7 @@ def open_shared(
         store._refuse_dirty(recover)
         return store
     if mode == "x" and names.is_there(path):
-        raise names.already_there(url)
+        raise refusals.place_exists(url)
     private, fd = names.make_private(folder, url, timeout)
     try:
         arena = handoff.remember(Arena.create(fd, url, preallocate=preallocate))
@@ -389,20 +389,16 @@ class SharedStore(TensorStore):
         self._staged = False
 
     def _overtaken(self) -> StoreBusyError:
-        return StoreBusyError(
-            f"another process changed the structure of {self.url} since this one opened it",
-            url=self.url,
-            hint="open it again, or refresh() before the first change; only row writes need no turns",
-        )
+        hint = "open it again, or refresh() before the first change; only row writes need no turns"
+        return refusals.overtaken(self.url, hint)
 
     def _refuse_dirty(self, recover: str | None) -> None:
         faults = self.verify()
         if faults and recover is None:
-            torn = ", ".join(path_text(f.path) for f in faults)
-            raise DirtyStoreError(
-                f"{faults[0].reason.partition(' in ')[0]} in the middle of writing {torn} of {self.url}",
-                leaves=tuple(f.path for f in faults),
-                url=self.url,
+            raise refusals.dirty(
+                self.url,
+                [fault.path for fault in faults],
+                writer=faults[0].reason.partition(" ended ")[0],
                 hint="recover='accept' opens it with the rows of that write half old, half new",
             )
         if self.writable and recover == "accept":

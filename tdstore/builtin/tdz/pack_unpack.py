@@ -25,9 +25,9 @@ from tdstore.builtin.tdz.reading import (
 )
 from tdstore.builtin.tdz.store import method_of, open_tdz
 from tdstore.builtin.tdz.writing import copy_range, new_file, new_info
-from tdstore.errors import CorruptStoreError, StoreExistsError, StoreNotFoundError
+from tdstore.errors import CorruptStoreError, StoreNotFoundError
 from tdstore.header import Header
-from tdstore.storekit import documents, files, session
+from tdstore.storekit import documents, files, refusals, session
 from tdstore.storekit.checksums import Summer, Sums
 from tdstore.storekit.session import FileParts
 
@@ -68,7 +68,7 @@ def pack_memmap(
     method = method_of(compression)
     lifetime.settle()  # a handle of this folder that was dropped may still be sealing its checksums
     if target == source or target.startswith(source + os.sep):
-        raise StoreExistsError(f"{target} would be inside the folder that it packs", url=target)
+        raise refusals.other_kind(target, "inside the folder that it packs")
     with files.io_errors(source, "packing"):
         try:
             root = files.open_dir(source)
@@ -194,7 +194,7 @@ def _check_target(target: str) -> bool:
         return False
     entries = os.listdir(target) if stat.S_ISDIR(mode) else None
     if entries is None or (entries and META not in entries and documents.NAME not in entries):
-        raise StoreExistsError(f"{target} exists and is not a dataset", url=target, hint="unpack to another place")
+        raise refusals.other_kind(target, "not a dataset")
     return True
 
 

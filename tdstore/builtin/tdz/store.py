@@ -40,13 +40,12 @@ from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.errors import (
     CorruptStoreError,
     OptionError,
-    StoreExistsError,
     StoreIOError,
     StoreNotFoundError,
     UnsupportedError,
 )
 from tdstore.header import Header
-from tdstore.storekit import files
+from tdstore.storekit import files, refusals
 from tdstore.storekit.checksums import crc32c, sums_of_memory
 from tdstore.storekit.session import LOCK_TIMEOUT
 from tdstore.types import MODES, Fault, Mode, Path, path_text
@@ -90,9 +89,9 @@ def open_tdz(
     """
     for name, value, known in (("mode", mode, MODES), ("durable", durable, get_args(Durable))):
         if value not in known:
-            raise OptionError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}", url=location)
+            raise refusals.option_value(location or "tdz", name, value, known)
     if verify not in get_args(Verify):
-        raise OptionError(f"verify must be 'none', 'size' or 'full', not {verify!r}", url=location)
+        raise refusals.option_value(location or "tdz", "verify", verify, get_args(Verify))
     if sys.byteorder != "little":
         raise UnsupportedError("the tdz backend needs a little-endian machine", url=location)
     method = method_of(compression)
@@ -159,12 +158,10 @@ class TdzStore(TdzLeaves):
 
     def _check_replaceable(self) -> None:
         if self._mode == "x":
-            raise StoreExistsError(f"{self.url} exists", url=self.url)
+            raise refusals.place_exists(self.url)
         size = os.path.getsize(self.location)
         if os.path.isdir(self.location) or (size and not zipfile.is_zipfile(self.location)):
-            raise StoreExistsError(
-                f"{self.url} exists and is not an archive", url=self.url, hint="remove it, or save to another place"
-            )
+            raise refusals.other_kind(self.url, "not an archive")
 
     def _open_existing(self) -> None:
         hold = self._open

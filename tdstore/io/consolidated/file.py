@@ -23,10 +23,10 @@ from tdstore.builtin.memmap.tensor import map_fd
 from tdstore.builtin.readcheck import OPENED, ReadCheck, Rows
 from tdstore.builtin.resident import rows_of
 from tdstore.builtin.tensorbytes import write_tensor
-from tdstore.errors import CorruptStoreError, StoreExistsError
+from tdstore.errors import CorruptStoreError
 from tdstore.io.consolidated import layout, sums
 from tdstore.io.consolidated.buffer import Slot
-from tdstore.storekit import files
+from tdstore.storekit import files, refusals
 from tdstore.storekit.budget import check_declared, check_holes
 from tdstore.storekit.checksums import Sums, block_bytes, block_text, crc32c
 from tdstore.storekit.pageadvice import copy_rows
@@ -50,7 +50,7 @@ def write_file(url: str, contents: layout.Contents, values: Iterable[tuple[int, 
     with files.io_errors(url, "consolidating"):
         os.makedirs(os.path.dirname(url), exist_ok=True)
         if os.path.isdir(url):
-            raise StoreExistsError(f"{url} is a folder, not a file", url=url)
+            raise refusals.other_kind(url, "a folder, not a file")
         folder, temp = files.open_dir(os.path.dirname(url)), files.temp_name()
         try:
             fd = files.create_empty(temp, folder)

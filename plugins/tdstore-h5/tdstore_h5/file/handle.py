@@ -22,6 +22,7 @@ from h5py import h5f, h5fd, h5p
 
 from tdstore.errors import OptionError, StoreBusyError, StoreError, StoreIOError, StoreNotFoundError
 from tdstore.lifetime import LiveObjects, wait_before_locks_of_fork
+from tdstore.storekit import refusals
 from tdstore.storekit.files import NotRegularError, io_errors, raise_io, remove_empty, truncate
 from tdstore_h5.faults import h5_errors
 from tdstore_h5.file.journal import Journal
@@ -318,12 +319,8 @@ class Handle:
                 fcntl.flock(self.fd, kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    raise StoreBusyError(
-                        f"{self.url} is {'in use' if alone else 'being written'} by {holders(self.fd)}; "
-                        f"waited {timeout:g} s {why}",
-                        url=self.url,
-                        hint="close it there, or pass a longer lock_timeout=",
-                    ) from None
+                    how = "open in" if alone else "open for writing in"
+                    raise refusals.busy(self.url, holders(self.fd), timeout, how=how) from None
                 time.sleep(pause)
                 pause = min(2 * pause, 0.05)
             except OSError as error:

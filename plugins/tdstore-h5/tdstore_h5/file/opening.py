@@ -7,6 +7,7 @@ import os
 import threading
 
 from tdstore.errors import StoreBusyError
+from tdstore.storekit import refusals
 from tdstore.storekit.budget import check_declared
 from tdstore_h5.file.handle import Handle, Replaced, open_plain
 from tdstore_h5.file.journal import Found, finish, look
@@ -23,11 +24,9 @@ def _lock(session: Session, handle: Handle, *, write: bool) -> None:
         if _own_handle(handle, write=write):
             gc.collect()  # handles dropped without close() may still exist
         if _own_handle(handle, write=write):
-            raise StoreBusyError(
-                f"{session.url} is already open {'' if write else 'for writing '}in this process",
-                url=session.url,
-                hint="close() that one first, or work with it",
-            ) from None
+            how = "open in" if write else "open for writing in"
+            hint = "close() that one first, or work with it"
+            raise refusals.busy(session.url, "this process", how=how, hint=hint) from None
     handle.lock(alone=write, timeout=session.timeout, why=why)
 
 
@@ -76,7 +75,7 @@ def open_session(session: Session, *, write: bool, verify: str, accept: bool, ma
                 continue
             raise
         handle.release()  # replaced while we waited for its lock
-    raise StoreBusyError(f"{session.url} is being replaced again and again", url=session.url, hint="try again")
+    raise refusals.contended(session.url)
 
 
 def _finish(session: Session, handle: Handle, found: Found) -> None:

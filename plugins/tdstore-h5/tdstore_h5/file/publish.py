@@ -8,8 +8,8 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tdstore.errors import StoreExistsError, StoreNotFoundError
-from tdstore.storekit import files
+from tdstore.errors import StoreNotFoundError
+from tdstore.storekit import files, refusals
 from tdstore_h5.file.handle import Handle, open_plain, own_writers
 from tdstore_h5.file.journal import journal_path, unlink_journal
 
@@ -126,7 +126,7 @@ def _link(temp: str, path: str, url: str) -> None:
     try:
         os.link(temp, path)
     except FileExistsError:
-        raise StoreExistsError(f"{url} exists", url=url, hint="mode='w' replaces it") from None
+        raise refusals.place_exists(url) from None
     os.unlink(temp)
 
 

@@ -19,7 +19,6 @@ from tdstore.dtypes import from_numpy, numpy_dtype
 from tdstore.engine import Engine
 from tdstore.errors import (
     CorruptStoreError,
-    DirtyStoreError,
     InvalidArgumentError,
     KeyNotFoundError,
     OptionError,
@@ -32,6 +31,7 @@ from tdstore.index.ranges import Batch, Ints, byte_ranges, cover, index_shape
 from tdstore.index.rows import check_indices, gather
 from tdstore.registry import registry
 from tdstore.store import Cap, Store
+from tdstore.storekit import refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
 from tdstore_h5.faults import h5_errors
@@ -152,13 +152,8 @@ class RemoteH5Store(Store):
         if accept:
             return
         if self._mark:
-            names = sorted(self._mark)
-            raise DirtyStoreError(
-                f"a writer of {self.url} ended in the middle of writing {', '.join(map(path_text, names[:5]))}",
-                leaves=tuple(names),
-                url=self.url,
-                hint="recover='accept' opens it as it is: those leaves may hold old and new rows",
-            )
+            hint = "recover='accept' opens it as it is: those leaves may hold old and new rows"
+            raise refusals.dirty(self.url, sorted(self._mark), hint=hint)
         if self._ours and verify != "none":
             for path in leaves.keys() | specs.keys():
                 if path not in leaves or path not in specs or leaves[path].spec != specs[path]:

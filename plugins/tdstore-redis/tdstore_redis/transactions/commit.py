@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tdstore.errors import CorruptStoreError, StoreBusyError, StoreError, StoreExistsError
+from tdstore.errors import CorruptStoreError, StoreError, StoreExistsError
 from tdstore.header import Header
 from tdstore.storekit import refusals
 from tdstore_redis.cells.layout import Array
@@ -190,11 +190,7 @@ def _swap(writer: Writer, document: Document, manifest: bytes, bitmaps: list[byt
             if state[0] != writer.replaces:
                 if writer.exclusive:
                     raise refusals.place_exists(writer.url)
-                raise StoreBusyError(
-                    f"{writer.url}: another writer replaced or removed the dataset since this one began",
-                    url=writer.url,
-                    hint="what the other saved is there; save again to replace it",
-                )
+                raise refusals.overtaken(writer.url, "what the other saved is there; save again to replace it")
             others = _others(writer, wire, state[1], notes)
             if not others:
                 field, listed = _replaced_arrays(writer, wire, state[0])
@@ -219,13 +215,9 @@ def _swap(writer: Writer, document: Document, manifest: bytes, bitmaps: list[byt
             raise
         if others and time.monotonic() > until:
             writer._disarm(wire)
-            raise StoreBusyError(
-                f"{writer.url} is open for writing in {', '.join(sorted(others))}; waited {writer.lock_timeout:g} s",
-                url=writer.url,
-                hint="close it there, save to another name, or pass a longer lock_timeout=",
-            )
+            raise refusals.busy(writer.url, ", ".join(sorted(others)), writer.lock_timeout)
         if time.monotonic() > until + 5:
-            raise StoreBusyError(f"{writer.url}: other writers are too busy with it", url=writer.url)
+            raise refusals.contended(writer.url, writer.lock_timeout + 5)
         time.sleep(random.uniform(0.002, 0.02))
 
 
@@ -279,10 +271,10 @@ def commit(writer: Writer, header: Header) -> None:
         if structure:
             writer.own_structure()
             if changed and writer.base.header != writer.known:
-                raise writer.conflict()
+                raise refusals.overtaken(writer.url)
         while not _commit(writer, header, bool(structure)):
             if time.monotonic() > until:
-                raise StoreBusyError(f"{writer.url} is changed too often to commit", url=writer.url)
+                raise refusals.contended(writer.url, writer.lock_timeout)
             time.sleep(random.uniform(0, 0.01))
         writer.known = header
         writer.replaced_rows.clear()

@@ -25,8 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.errors import StoreBusyError, StoreError, TransientError
+from tdstore.errors import StoreError, TransientError
 from tdstore.header import Header
+from tdstore.storekit import refusals
 from tdstore.types import LeafSpec, Path, StoreIndex, Write
 from tdstore_redis.cells.fetch import Damaged, fetch, fetch_group
 from tdstore_redis.cells.layout import Array, Bytes, Command, Ids, new_array
@@ -153,11 +154,7 @@ class Writer(Session):
     def _in_child(self) -> None:
         """Begin a session of our own after a fork: the connection belongs to the parent."""
         if not self.published or any(a.mine is not None for a in self.document.arrays.values()) or self.owns:
-            raise StoreBusyError(
-                f"{self.url} was being built when this process was forked: its parent alone writes it",
-                url=self.url,
-                hint="commit before forking, or open it in the child",
-            )
+            raise refusals.forked(self.url)
         self.pid = os.getpid()
         self.session = secrets.token_hex(16)
         self.marks, self._wire, self._armed, self._noted, self._lost = set(), None, False, False, None
@@ -328,11 +325,7 @@ class Writer(Session):
                     raise
             turn += 1
             if time.monotonic() > until:
-                raise StoreBusyError(
-                    f"{self.url}: other writers changed the same rows for {self.lock_timeout:g} s",
-                    url=self.url,
-                    hint="give each writer rows of its own, or pass a longer lock_timeout=",
-                )
+                raise refusals.contended(self.url, self.lock_timeout)
             if turn > 1:
                 time.sleep(random.uniform(0, min(0.001 * turn, 0.02)))
 
@@ -362,22 +355,14 @@ class Writer(Session):
         for path, array in self.base.arrays.items():
             other = now.arrays.get(path)
             if other is None or other.number != array.number or other.spec != array.spec:
-                raise self.conflict()
+                raise refusals.overtaken(self.url)
             now.arrays[path] = array
         if not now.same_structure(self.base):
             if self.owns or self.private():
-                raise self.conflict()
+                raise refusals.overtaken(self.url)
             self.document = now.copy()
         self.base = now
         self.document.revision = now.revision
-
-    def conflict(self) -> StoreBusyError:
-        """Build the error for a change of structure by another writer."""
-        return StoreBusyError(
-            f"{self.url}: another writer changed the leaves or the header since this one opened it",
-            url=self.url,
-            hint="open it again",
-        )
 
     def _try(self, changes: Sequence[Change], extra: Extra | None) -> bool:
         wire = self.wire()
@@ -464,11 +449,7 @@ class Writer(Session):
                 raise
             if owner is not None and time.monotonic() > until:
                 self._disarm(wire)
-                raise StoreBusyError(
-                    f"{self.url}: {owner.who} is changing its leaves; waited {self.lock_timeout:g} s",
-                    url=self.url,
-                    hint="commit or close it there, or pass a longer lock_timeout=",
-                )
+                raise refusals.busy(self.url, owner.who, self.lock_timeout)
             if time.monotonic() > until + 5:
                 self._disarm(wire)
                 raise TransientError(f"{self.url} is changed too often to take part", url=self.url)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from tdstore.dtypes import dtype_name, is_bit_pattern, numpy_dtype
 from tdstore.errors import OptionError
+from tdstore.storekit import refusals
 from tdstore.storekit.foreign_strings import TEXT
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore_zarr.codec.codecs import ChunkError, parse_pipeline
@@ -109,13 +109,7 @@ def check_names(options: Mapping[str, Any], url: str, path: Path | None = None) 
     """Refuse options that this backend does not have, with the nearest name."""
     for name in options:
         if name not in OPTIONS:
-            near = difflib.get_close_matches(name, OPTIONS, 1)
-            where = "" if path is None else f" (for {path_text(path)})"
-            raise OptionError(
-                f"{url}: no leaf option {name!r}{where}; there are {', '.join(OPTIONS)}",
-                url=url,
-                hint=f"did you mean {near[0]!r}?" if near else None,
-            )
+            raise refusals.leaf_option(url, path, name, OPTIONS)
 
 
 def default_inner(shape: tuple[int, ...], itemsize: int, layout: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tdstore.engine import EngineCap
-from tdstore.errors import DirtyStoreError, UnsupportedError
+from tdstore.errors import UnsupportedError
 from tdstore_zarr.layout.document import NAME, Document, Mark
 from tdstore_zarr.place.redo_log import LoggedEngine
 
@@ -102,16 +102,3 @@ class Place(ABC):
             url=self.url,
             hint="zarr.consolidate_metadata(store) where it can be written, or copy it here",
         )
-
-
-def dirty(url: str, mark: Mark) -> DirtyStoreError:
-    """Build the error for a store whose writer ended in the middle."""
-    leaves = tuple(mark.leaves)
-    names = ", ".join(" / ".join(map(repr, leaf)) for leaf in leaves[:5])
-    more = f" and {len(leaves) - 5} more" if len(leaves) > 5 else ""
-    return DirtyStoreError(
-        f"{url}: a writer ({mark.who}) ended while it wrote {names or 'the structure'}{more}",
-        leaves=leaves,
-        url=url,
-        hint="restore it from a copy, or take it as it is with recover='accept'",
-    )

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tdstore.errors import StoreBusyError, StoreNotFoundError
+from tdstore.errors import StoreNotFoundError
 from tdstore.lifetime import LiveObjects
-from tdstore.storekit import files
+from tdstore.storekit import files, refusals
 from tdstore.storekit.publish import Site
 from tdstore_zarr.layout.document import MAX_ROOT, NAME, Mark
 from tdstore_zarr.place.base import Place
@@ -144,17 +144,11 @@ class FolderPlace(Place):
         deadline = time.monotonic() + self.timeout
         while not self._try_lock():
             if time.monotonic() >= deadline or any(h._same(self) for h in list(_HOLDERS)):
-                raise StoreBusyError(
-                    f"{self.url} is being written by {self._holder()}; waited {self.timeout:g} s",
-                    url=self.url,
-                    hint="close or commit it there, or pass a longer lock_timeout=",
-                )
+                raise refusals.busy(self.url, self._holder(), self.timeout)
             time.sleep(0.01)
         if self.moved() or self._root_tag() != self._tag:
             self.release()
-            raise StoreBusyError(
-                f"{self.url} was changed by another writer since it was opened here", url=self.url, hint="open it again"
-            )
+            raise refusals.overtaken(self.url)
         _HOLDERS.add(self)
 
     def _try_lock(self) -> bool:

@@ -25,7 +25,6 @@ from tdstore.errors import (
     CorruptStoreError,
     StoreBusyError,
     StoreError,
-    StoreExistsError,
     StoreNotFoundError,
     UnsupportedError,
 )
@@ -172,12 +171,10 @@ class ObjectPlace(Place):
         return None if there is None or self._take_over else _live(there)
 
     def _busy(self, who: str) -> StoreBusyError:
-        return StoreBusyError(
-            f"{self.url} is being written by {who}",
-            url=self.url,
-            hint=f"commit or close it there; if that writer is dead, pass recover='accept', "
-            f"or delete the object {CLAIM!r}",
+        hint = (
+            f"commit or close it there; if that writer is dead, pass recover='accept', or delete the object {CLAIM!r}"
         )
+        return refusals.busy(self.url, who, hint=hint)
 
     def _look(self) -> None:
         """Find the present store, and chunk keys that it does not use."""
@@ -188,25 +185,15 @@ class ObjectPlace(Place):
             return
         self._there, self._tag = True, blob.tag
         if self._exclusive:
-            raise StoreExistsError(
-                f"{self.url} exists", url=self.url, hint="mode='w' replaces it, mode='r+' changes it"
-            )
+            raise refusals.place_exists(self.url)
         try:
             self._old = self._arrays(bytes(blob.data))
         except (CorruptStoreError, UnsupportedError) as error:
-            raise StoreExistsError(
-                f"{self.url} holds something that cannot be told from other data: {error.message}",
-                url=self.url,
-                hint="nothing was deleted; remove it yourself if it is of no use",
-            ) from error
+            raise refusals.damaged_place(self.url, error.message) from error
         used = {meta.keys for meta in self._old.values()}
         free = [keys for keys in KEY_ENCODINGS if keys not in used]
         if not free:
-            raise StoreExistsError(
-                f"{self.url} uses every spelling of chunk keys; it cannot be replaced in one step",
-                url=self.url,
-                hint="delete it first, or choose another name",
-            )
+            raise refusals.other_kind(self.url, "a group with every spelling of chunk keys, which no save can replace")
         self.keys = free[0]
 
     def _arrays(self, data: bytes) -> dict[str, ArrayMeta]:
@@ -268,11 +255,7 @@ class ObjectPlace(Place):
                 self.engine.base.delete([CLAIM])
 
     def _changed_error(self) -> StoreBusyError:
-        return StoreBusyError(
-            f"{self.url} was changed by another writer since it was opened here",
-            url=self.url,
-            hint="nothing of this change is visible; open it again",
-        )
+        return refusals.overtaken(self.url, "nothing of this change is visible; open it again")
 
     def stale(self) -> bool:
         try:
@@ -313,7 +296,7 @@ class ObjectPlace(Place):
             self._put(data, absent=not self._there)
         except StoreBusyError as error:
             if self._exclusive:
-                raise StoreExistsError(f"{self.url} exists by now", url=self.url) from error
+                raise refusals.place_exists(self.url) from error
             raise
         self.published = self.engine.active = True
 

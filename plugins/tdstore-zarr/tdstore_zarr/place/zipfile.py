@@ -6,8 +6,7 @@ import os
 import secrets
 import zipfile
 
-from tdstore.errors import StoreExistsError
-from tdstore.storekit import files
+from tdstore.storekit import files, refusals
 from tdstore_zarr.layout.document import NAME
 from tdstore_zarr.place.folder import FolderPlace
 
@@ -28,15 +27,13 @@ class ZipPlace(FolderPlace):
         if not os.path.lexists(self.path):
             return
         if self._exclusive:
-            raise StoreExistsError(f"{self.url} exists", url=self.url, hint="mode='w' replaces it")
+            raise refusals.place_exists(self.url)
         if not os.path.isfile(self.path):
-            raise StoreExistsError(f"{self.url} is not a file", url=self.url, hint="remove it, or choose another name")
+            raise refusals.other_kind(self.url, "a folder, not a file")
         with files.io_errors(self.url, "looking at it"), open(self.path, "rb") as file:
             head = file.read(4)
         if head and head[:2] != b"PK":
-            raise StoreExistsError(
-                f"{self.url} is a file of another kind", url=self.url, hint="remove it, or choose another name"
-            )
+            raise refusals.other_kind(self.url, "a file of another kind")
 
     def take(self) -> None:
         """Do nothing: the folder is private."""
@@ -61,7 +58,7 @@ class ZipPlace(FolderPlace):
                         try:
                             files.link(temp, site.parent, site.name, site.parent)
                         except FileExistsError:
-                            raise StoreExistsError(f"{self.url} exists by now", url=self.url) from None
+                            raise refusals.place_exists(self.url) from None
                         self._exclusive = False
                     else:
                         self._look()
