@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import gc
 import math
 import re
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -22,9 +20,9 @@ import numpy as np
 
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import CorruptStoreError, InvalidArgumentError
-from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
+from tdstore.header import MAX_DEPTH, Header, header_from_builtins, header_to_builtins, without_collection
 from tdstore.index.ranges import Ints
-from tdstore.storekit.documents import MAX_DIMS, MAX_LEAVES, NAME, OBJECTS_START, fill_fault, is_objects, seal, unseal
+from tdstore.storekit.documents import MAX_DIMS, MAX_LEAVES, NAME, SealedDocument, fill_fault, is_objects
 from tdstore.types import Path, path_text
 
 OBJECT_NAME = re.compile(r"data/[0-9a-f-]{1,100}\.bin")
@@ -128,30 +126,19 @@ def encode_objects(document: Document, *, url: str) -> bytes:
     counts = np.array([leaf.extents for leaf in document.leaves], np.int64)
     first = (np.cumsum(counts) - counts)[counts > 0]
     before[first] = 0
-    body = msgspec.json.encode(
-        _Document(
-            layout="objects",
-            generation=document.generation,
-            header=header_to_builtins(document.header),
-            objects=list(document.objects),
-            pieces=_pack(document.pieces, len(PIECE_COLUMNS)),
-            leaves=list(document.leaves),
-            extents=_pack(np.stack([start - before, nbytes, piece, offset], 1), len(EXTENT_COLUMNS)),
-            retired=list(document.retired),
-        )
-    )
-    assert body.startswith(OBJECTS_START)
-    if reason := _too_large(body):
-        raise InvalidArgumentError(f"{url} would have a manifest that cannot be read: {reason}")
     if len(document.pieces) > MAX_ROWS or len(document.extents) > MAX_ROWS:
         raise InvalidArgumentError(f"{url} would have {len(document.extents)} extents; the limit is {MAX_ROWS}")
-    for what, paths in (("leaf", [leaf.path for leaf in document.leaves]), ("group", list(document.header.groups))):
-        for path in paths:
-            if len(path) > MAX_DEPTH:
-                raise InvalidArgumentError(
-                    f"a {what} of {url} is nested {len(path)} levels deep; the limit is {MAX_DEPTH}"
-                )
-    return seal(body)
+    fields = _Document(
+        layout="objects",
+        generation=document.generation,
+        header=header_to_builtins(document.header),
+        objects=list(document.objects),
+        pieces=_pack(document.pieces, len(PIECE_COLUMNS)),
+        leaves=list(document.leaves),
+        extents=_pack(np.stack([start - before, nbytes, piece, offset], 1), len(EXTENT_COLUMNS)),
+        retired=list(document.retired),
+    )
+    return _MANIFEST.encode(fields, [*(leaf.path for leaf in document.leaves), *document.header.groups], url=url)
 
 
 def sums_crc(blocks: Ints | np.ndarray[Any, np.dtype[np.uint32]]) -> str:
@@ -171,17 +158,6 @@ def _pack_column(values: Ints) -> str:
     return f"{size}{base64.b64encode(values.astype(f'<u{size}').tobytes()).decode()}"
 
 
-def _too_large(body: bytes) -> str | None:
-    if len(body) > MAX_BYTES:
-        return f"{len(body)} bytes, more than {MAX_BYTES}"
-    # Counting the bytes of a field that each has is cheap; decoding millions of records is not.
-    if body.count(b'"path":') > MAX_LEAVES:
-        return f"more than {MAX_LEAVES} leaves"
-    if body.count(b'"name":') > MAX_OBJECTS:
-        return f"more than {MAX_OBJECTS} objects"
-    return None
-
-
 # -- reading ---------------------------------------------------------------------------------
 def decode_objects(data: bytes, *, url: str) -> Document:
     """Parse and check a manifest of the object layout.
@@ -190,34 +166,16 @@ def decode_objects(data: bytes, *, url: str) -> Document:
         CorruptStoreError: damaged, of another layout, or inconsistent.
         UnsupportedError: of a newer version.
     """
-    body = unseal(data, url=url)
+    body = _MANIFEST.body(data, url=url)
     if not is_objects(body):
         raise CorruptStoreError(f"{url}: {NAME} describes a directory of files, not the object layout", url=url)
-    if reason := _too_large(body):
-        raise CorruptStoreError(f"{url}: {NAME} has {reason}", url=url)
-    try:
-        with no_collection():
-            document = _decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise CorruptStoreError(f"{url}: {NAME} is not readable: {error}", url=url) from error
-    with no_collection():
+    document = _MANIFEST.decode_body(body, url=url)
+    with without_collection():
         header = header_from_builtins(document.header, url=url)
         return _Checker(document, url).check(header)
 
 
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Pause the garbage collector: with a million new objects it would take four fifths of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-_decoder = msgspec.json.Decoder(_Document)
+_MANIFEST = SealedDocument(_Document, {b'"path":': (MAX_LEAVES, "leaves"), b'"name":': (MAX_OBJECTS, "objects")})
 
 
 class _Checker:

@@ -17,12 +17,11 @@ from tdstore.bytestore.manifest import (
     Document,
     LeafRecord,
     ObjectRecord,
-    no_collection,
     sums_crc,
 )
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name, to_numpy
 from tdstore.errors import CorruptStoreError
-from tdstore.header import Header
+from tdstore.header import Header, without_collection
 from tdstore.index.ranges import Ints, cover
 from tdstore.storekit.budget import check_declared
 from tdstore.types import LeafSpec, Path, path_text
@@ -264,7 +263,7 @@ class Table:
         columns = Extents(start, start + nbytes, piece, offset)
         leaves = {}
         at = 0
-        with no_collection():
+        with without_collection():
             for record in document.leaves:
                 end = at + record.extents
                 fill = decode_value(record.fill) if record.fill else 0

@@ -7,11 +7,12 @@ a document that passes `decode_manifest` names plain files below the root, each 
 from __future__ import annotations
 
 import base64
+import json
 import math
 import re
 import uuid
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import torch
@@ -30,6 +31,7 @@ from tdstore.storekit.checksums import BLOCK, FINE, Sums, crc32c
 from tdstore.types import Path, path_text
 from tdstore.values import decode_number
 
+T = TypeVar("T")
 NAME = "tdstore.json"
 VERSION = 1
 MAX_FILE_BYTES = MAX_BYTES + 64
@@ -39,7 +41,7 @@ MAX_NAME_BYTES = 255
 OBJECTS_START = b'{"layout":"objects",'
 """How the document of the object layout begins."""
 
-_FIRST_LINE = re.compile(rb"TDS(\d{1,6}) ([0-9a-f]{8})\n")
+_FIRST_LINE = re.compile(rb"(\d{1,6}) ([0-9a-f]{8})\n")
 
 
 class LeafRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -90,24 +92,115 @@ def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str) -
         ValueError: beyond the limits that a reader accepts.
     """
     records = list(leaves)
-    body = msgspec.json.encode(Manifest(uuid.uuid4().hex, header_to_builtins(header), records))
-    if len(body) > MAX_BYTES or len(records) > MAX_LEAVES:
-        raise InvalidArgumentError(
-            f"{url} would have a manifest of {len(body)} bytes and {len(records)} leaves; "
-            f"the limits are {MAX_BYTES} and {MAX_LEAVES}"
-        )
-    for what, paths in (("leaf", [r.path for r in records]), ("group", list(header.groups))):
-        for path in paths:
-            if len(path) > MAX_DEPTH:
-                raise InvalidArgumentError(
-                    f"a {what} of {url} is nested {len(path)} levels deep; the limit is {MAX_DEPTH}"
-                )
-    return seal(body)
+    manifest = Manifest(uuid.uuid4().hex, header_to_builtins(header), records)
+    return _MANIFEST.encode(manifest, [*(record.path for record in records), *header.groups], url=url)
 
 
-def seal(body: bytes) -> bytes:
+def seal(body: bytes, tag: bytes = b"TDS") -> bytes:
     """Prepend the first line, which holds version and checksum."""
-    return b"TDS%d %08x\n" % (VERSION, crc32c(body)) + body
+    return b"%b%d %08x\n" % (tag, VERSION, crc32c(body)) + body
+
+
+class SealedDocument(Generic[T]):
+    """Documents of one type, as bytes: a first line with version and checksum, and strict JSON.
+
+    What a reader refuses, `encode` refuses to write: more than `MAX_BYTES`, too many records, paths too deep.
+
+    Args:
+        kind: a `msgspec.Struct` that forbids unknown fields.
+        counts: the limit of a field that each record of a table has, and the name of these records, by the field as
+            JSON has it. Counting bytes is cheap, and decoding millions of records is not.
+        what: the name of the document, for messages.
+        tag: the first letters of the document.
+        hint: the remedy for a damaged document.
+        ascii: escape all other characters.
+
+    Example:
+        >>> class Index(msgspec.Struct, forbid_unknown_fields=True):
+        ...     leaves: list[str]
+        >>> index = SealedDocument(Index, {})
+        >>> data = index.encode(Index(["a"]), [("a",)], url="runs/1")
+        >>> data
+        b'TDS1 d1fa6d2a\\n{"leaves":["a"]}'
+        >>> index.decode(data, url="runs/1")
+        Index(leaves=['a'])
+    """
+
+    def __init__(
+        self,
+        kind: type[T],
+        counts: Mapping[bytes, tuple[int, str]],
+        *,
+        what: str = NAME,
+        tag: bytes = b"TDS",
+        hint: str | None = None,
+        ascii: bool = False,
+    ) -> None:
+        self.what = what
+        self._counts = dict(counts)
+        self._tag = tag
+        self._hint = hint
+        self._ascii = ascii
+        self._decoder = msgspec.json.Decoder(kind)
+
+    def encode(self, document: T, paths: Iterable[Path], *, url: str) -> bytes:
+        """Encode a document.
+
+        Args:
+            document: the document.
+            paths: of the leaves and groups that it names.
+            url: the location, for messages.
+
+        Raises:
+            InvalidArgumentError: beyond the limits that a reader accepts.
+        """
+        if self._ascii:
+            body = json.dumps(msgspec.to_builtins(document), separators=(",", ":")).encode("ascii")
+        else:
+            body = msgspec.json.encode(document)
+        if excess := self._excess(body):
+            raise InvalidArgumentError(f"{url} would have a manifest that cannot be read: {excess}")
+        deepest = max(map(len, paths), default=0)
+        if deepest > MAX_DEPTH:
+            raise InvalidArgumentError(f"{url} would be nested {deepest} levels deep; the limit is {MAX_DEPTH}")
+        return seal(body, self._tag)
+
+    def body(self, data: bytes, *, url: str) -> bytes:
+        """Check version, checksum and limits, and return the document below the first line.
+
+        Raises:
+            CorruptStoreError: damaged, or beyond the limits.
+            UnsupportedError: of a newer version.
+        """
+        body = unseal(data, url=url, what=self.what, hint=self._hint, tag=self._tag)
+        if excess := self._excess(body):
+            raise CorruptStoreError(f"{url}: {self.what} has {excess}", url=url)
+        return body
+
+    def decode(self, data: bytes, *, url: str) -> T:
+        """Parse and check the output of `encode`.
+
+        Raises:
+            CorruptStoreError: damaged, beyond the limits, or with fields that its type does not have.
+            UnsupportedError: of a newer version.
+        """
+        return self.decode_body(self.body(data, url=url), url=url)
+
+    def decode_body(self, body: bytes, *, url: str) -> T:
+        """Parse what `body` returned."""
+        try:
+            with without_collection():
+                return self._decoder.decode(body)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise CorruptStoreError(f"{url}: {self.what} is not readable: {error}", url=url, hint=self._hint) from error
+
+    def _excess(self, body: bytes) -> str | None:
+        if len(body) > MAX_BYTES:
+            return f"{len(body)} bytes, more than {MAX_BYTES}"
+        for field, (most, records) in self._counts.items():
+            if body.count(field) > most:
+                return f"more than {most} {records}"
+        return None
 
 
 def is_objects(body: bytes) -> bool:
@@ -115,7 +208,7 @@ def is_objects(body: bytes) -> bool:
     return body.startswith(OBJECTS_START)
 
 
-def unseal(data: bytes, *, url: str, what: str = NAME, hint: str | None = None) -> bytes:
+def unseal(data: bytes, *, url: str, what: str = NAME, hint: str | None = None, tag: bytes = b"TDS") -> bytes:
     """Check version, size and checksum, and return the document below the first line.
 
     Args:
@@ -123,13 +216,14 @@ def unseal(data: bytes, *, url: str, what: str = NAME, hint: str | None = None) 
         url: the location, for messages.
         what: the name of the document, for messages.
         hint: the remedy for a damaged document.
+        tag: its first letters.
 
     Raises:
         CorruptStoreError: damaged.
         UnsupportedError: of a newer version.
     """
     hint = hint or _RESTORE
-    head = _FIRST_LINE.match(data)
+    head = _FIRST_LINE.match(data, len(tag)) if data.startswith(tag) else None
     if head is None or int(head[1]) < VERSION:
         raise CorruptStoreError(f"{url}: {what} does not start as a manifest of tdstore", url=url, hint=hint)
     if int(head[1]) > VERSION:
@@ -157,27 +251,20 @@ def decode_manifest(data: bytes, *, url: str) -> tuple[Manifest, Header]:
         CorruptStoreError: damaged, of another layout, or inconsistent.
         UnsupportedError: of a newer version.
     """
-    body = unseal(data, url=url)
+    body = _MANIFEST.body(data, url=url)
     if is_objects(body):
         raise CorruptStoreError(
             f"{url}: {NAME} describes the object layout, not a directory of files",
             url=url,
             hint="open it as a remote store: storage='remote'",
         )
-    # Counting the bytes of a field that each leaf has is cheap; decoding millions of records is not.
-    if body.count(b'"nbytes":') > MAX_LEAVES:
-        raise CorruptStoreError(f"{url}: {NAME} has more than {MAX_LEAVES} leaves", url=url)
-    try:
-        with without_collection():
-            manifest = _decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise CorruptStoreError(f"{url}: {NAME} is not readable: {error}", url=url) from error
+    manifest = _MANIFEST.decode_body(body, url=url)
     header = header_from_builtins(manifest.header, url=url)
     _check_leaves(manifest.leaves, url)
     return manifest, header
 
 
-_decoder = msgspec.json.Decoder(Manifest)
+_MANIFEST = SealedDocument(Manifest, {b'"nbytes":': (MAX_LEAVES, "leaves")})
 _RESTORE = "restore it from a copy; the raw leaves beside it, and meta.json for `tensordict`, are unaffected"
 
 

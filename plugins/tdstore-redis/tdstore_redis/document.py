@@ -10,22 +10,19 @@ import math
 import re
 from typing import Any
 
-import google_crc32c
 import msgspec
 
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
-from tdstore.errors import CorruptStoreError, StoreError, UnsupportedError
-from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
+from tdstore.errors import CorruptStoreError
+from tdstore.header import MAX_DEPTH, Header, header_from_builtins, header_to_builtins
+from tdstore.storekit.documents import MAX_FILE_BYTES, MAX_LEAVES, SealedDocument
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore.values import decode_value, encode_value
 from tdstore_redis.cells.layout import CHECK, MAX_VALUE, Array
 
-VERSION = 1
-MAX_LEAVES = 1_000_000
 MAX_DIMS = 64
-MAX_MANIFEST = MAX_BYTES
+MAX_MANIFEST = MAX_FILE_BYTES
 DATASET = re.compile(r"[0-9a-f]{16}\Z")
-_FIRST_LINE = re.compile(rb"TDR(\d{1,6}) ([0-9a-f]{8})\n")
 _HINT = "save it again, or restore the server's snapshot"
 
 
@@ -85,7 +82,7 @@ def encode(document: Document, *, url: str) -> bytes:
     """Encode a manifest.
 
     Raises:
-        StoreError: beyond the limits that a reader accepts.
+        InvalidArgumentError: beyond the limits that a reader accepts.
     """
     leaves = [
         Leaf(
@@ -101,17 +98,9 @@ def encode(document: Document, *, url: str) -> bytes:
         )
         for path, a in document.arrays.items()
     ]
-    body = msgspec.json.encode(
-        Manifest(document.dataset, document.revision, document.next, header_to_builtins(document.header), leaves)
-    )
-    deepest = max(map(len, [*document.arrays, *document.header.groups]), default=0)
-    if len(body) + 32 > MAX_MANIFEST or len(leaves) > MAX_LEAVES or deepest > MAX_DEPTH:
-        raise StoreError(
-            f"{url} would have a manifest of {len(body)} bytes with {len(leaves)} leaves, nested {deepest} deep; "
-            f"the limits are {MAX_MANIFEST}, {MAX_LEAVES} and {MAX_DEPTH}",
-            url=url,
-        )
-    return b"TDR%d %08x\n" % (VERSION, google_crc32c.value(body)) + body
+    header = header_to_builtins(document.header)
+    manifest = Manifest(document.dataset, document.revision, document.next, header, leaves)
+    return _MANIFEST.encode(manifest, [*document.arrays, *document.header.groups], url=url)
 
 
 def decode(data: bytes, *, url: str) -> Document:
@@ -121,24 +110,7 @@ def decode(data: bytes, *, url: str) -> Document:
         CorruptStoreError: damaged, or inconsistent.
         UnsupportedError: of a newer version.
     """
-    head = _FIRST_LINE.match(data)
-    if head is None or int(head[1]) < VERSION or len(data) > MAX_MANIFEST:
-        raise CorruptStoreError(f"{url}: the manifest does not start as one of tdstore", url=url, hint=_HINT)
-    if int(head[1]) > VERSION:
-        raise UnsupportedError(
-            f"{url}: the manifest has format version {int(head[1])}, this tdstore-redis reads {VERSION}",
-            url=url,
-            hint="a newer tdstore wrote it: upgrade this one",
-        )
-    body = data[head.end() :]
-    if google_crc32c.value(body) != int(head[2], 16):
-        raise CorruptStoreError(f"{url}: the manifest is damaged: its checksum does not fit", url=url, hint=_HINT)
-    if body.count(b'"array":') > MAX_LEAVES:
-        raise CorruptStoreError(f"{url}: the manifest has more than {MAX_LEAVES} leaves", url=url)
-    try:
-        manifest = _decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise CorruptStoreError(f"{url}: the manifest is not readable: {error}", url=url, hint=_HINT) from error
+    manifest = _MANIFEST.decode(data, url=url)
     if not DATASET.match(manifest.dataset) or not 0 <= manifest.revision < 2**62 or not 0 < manifest.next < 2**62:
         raise CorruptStoreError(f"{url}: the manifest has an impossible generation", url=url, hint=_HINT)
     arrays: dict[Path, Array] = {}
@@ -164,7 +136,7 @@ def decode(data: bytes, *, url: str) -> Document:
     return Document(manifest.dataset, manifest.revision, header, arrays=arrays, next=manifest.next)
 
 
-_decoder = msgspec.json.Decoder(Manifest)
+_MANIFEST = SealedDocument(Manifest, {b'"array":': (MAX_LEAVES, "leaves")}, what="the manifest", tag=b"TDR", hint=_HINT)
 
 
 def _fault(leaf: Leaf, following: int) -> str | None:

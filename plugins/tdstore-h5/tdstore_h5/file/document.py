@@ -13,16 +13,15 @@ import msgspec
 import numpy as np
 
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
-from tdstore.errors import CorruptStoreError, InvalidArgumentError
+from tdstore.errors import CorruptStoreError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
 from tdstore.storekit.checksums import BLOCK
-from tdstore.storekit.documents import seal, unseal
+from tdstore.storekit.documents import MAX_LEAVES, SealedDocument
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore_h5.rows.checksums import LeafSums, count_of
 
 MANIFEST = "tdstore"
 DIRTY = "tdstore_dirty"
-MAX_LEAVES = 1_000_000
 
 
 class _Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -56,7 +55,7 @@ class Document:
 def encode_document(
     generation: int, header: Header, leaves: Iterable[tuple[Path, LeafSpec, LeafSums]], *, url: str
 ) -> bytes:
-    """Encode the text of the attribute: the first line of `tdstore.storekit.documents.seal`, and JSON; ASCII only.
+    """Encode the text of the attribute, ASCII only.
 
     Raises:
         ValueError: beyond the limits that a reader accepts.
@@ -71,14 +70,8 @@ def encode_document(
         )
         for path, spec, sums in leaves
     ]
-    plain = msgspec.to_builtins(_Body(generation, header_to_builtins(header), records))
-    body = json.dumps(plain, separators=(",", ":")).encode("ascii")
-    if len(body) > MAX_BYTES or len(records) > MAX_LEAVES:
-        raise InvalidArgumentError(
-            f"{url} would have a manifest of {len(body)} bytes and {len(records)} leaves; "
-            f"the limits are {MAX_BYTES} and {MAX_LEAVES}"
-        )
-    return seal(body)
+    body = _Body(generation, header_to_builtins(header), records)
+    return _MANIFEST.encode(body, [*(record.path for record in records), *header.groups], url=url)
 
 
 def decode_document(text: bytes | str, *, url: str) -> Document:
@@ -89,14 +82,8 @@ def decode_document(text: bytes | str, *, url: str) -> Document:
         UnsupportedError: of a newer version.
     """
     raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
-    data = unseal(raw, url=url, what=f"the root attribute {MANIFEST!r}", hint=_RESTORE)
-    try:
-        body = msgspec.json.decode(data, type=_Body)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise CorruptStoreError(f"{url}: the manifest is not readable: {error}", url=url) from error
+    body = _MANIFEST.decode(raw, url=url)
     found = Document(body.generation, header_from_builtins(body.header, url=url))
-    if len(body.leaves) > MAX_LEAVES:
-        raise CorruptStoreError(f"{url} has {len(body.leaves)} leaves, more than {MAX_LEAVES}", url=url)
     for record in body.leaves:
         _add(found, record, url)
     return found
@@ -160,3 +147,10 @@ def put_attribute(file: h5py.File, name: str, text: bytes) -> None:
 
 
 _RESTORE = "restore the file from a copy; h5py can still read the datasets that are whole"
+_MANIFEST = SealedDocument(
+    _Body,
+    {b'"shape":': (MAX_LEAVES, "leaves")},
+    what=f"the root attribute {MANIFEST!r}",
+    hint=_RESTORE,
+    ascii=True,
+)

@@ -24,7 +24,7 @@ import numpy as np
 from tdstore.errors import CorruptStoreError, InvalidArgumentError, UnsupportedError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
 from tdstore.storekit.checksums import crc32c
-from tdstore.storekit.documents import seal, unseal
+from tdstore.storekit.documents import SealedDocument
 from tdstore.types import Path, path_text
 from tdstore_zarr.codec.parsing import ArrayParser
 from tdstore_zarr.layout.leaf import Leaf, Stored
@@ -177,14 +177,12 @@ def encode_root(
     groups = sorted(document.groups.items())
     copies = sorted((path, node) for node, path in document.copies.items())
     name = generation or uuid.uuid4().hex
-    body = msgspec.json.encode(_Body(name, metadata, header_to_builtins(header), records, groups, copies))
-    if len(body) > MAX_BYTES or len(document.metadata) > MAX_NODES:
-        raise InvalidArgumentError(
-            f"{url} would have a manifest of {len(body)} bytes and {len(document.metadata)} nodes; "
-            f"the limits are {MAX_BYTES} and {MAX_NODES}"
-        )
+    if len(document.metadata) > MAX_NODES:
+        raise InvalidArgumentError(f"{url} would have {len(document.metadata)} nodes; the limit is {MAX_NODES}")
+    body = _Body(name, metadata, header_to_builtins(header), records, groups, copies)
+    manifest = _MANIFEST.encode(body, [*(record.path for record in records), *header.groups], url=url)
     root: dict[str, Any] = {"zarr_format": 3, "node_type": "group"}
-    root["attributes"] = {**document.attributes, MANIFEST: seal(body).decode()}
+    root["attributes"] = {**document.attributes, MANIFEST: manifest.decode()}
     # Sorted, as the checksum is taken: a reader need not decode them to compare it.
     root["consolidated_metadata"] = {"kind": "inline", "must_understand": False, "metadata": msgspec.Raw(nodes)}
     return msgspec.json.encode(root)
@@ -268,11 +266,7 @@ def _decode_any(data: bytes, url: str) -> tuple[dict[str, Any], dict[str, Any], 
 
 def _read_manifest(found: Document, manifest: Any, url: str, trust: bool) -> None:
     raw = manifest.encode("utf-8", "replace") if isinstance(manifest, str) else b""
-    data = unseal(raw, url=url, what=f"the root attribute {MANIFEST!r}", hint=_RESTORE)
-    try:
-        body = msgspec.json.decode(data, type=_Body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise CorruptStoreError(f"{url}: the manifest is not readable: {error}", url=url) from error
+    body = _MANIFEST.decode(raw, url=url)
     if (
         f"{crc32c(_dumps(found.nodes)):08x}" != body.metadata
         and f"{crc32c(_dumps(found.metadata)):08x}" != body.metadata
@@ -314,3 +308,6 @@ def _wrong(parser: ArrayParser, path: Path, what: str) -> CorruptStoreError:
 
 
 _RESTORE = "restore the store from a copy; zarr can still read the arrays that are whole"
+_MANIFEST = SealedDocument(
+    _Body, {b'"node":': (MAX_NODES, "leaves")}, what=f"the root attribute {MANIFEST!r}", hint=_RESTORE
+)

@@ -22,7 +22,7 @@ import msgspec
 from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
 from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError
 from tdstore.index.ranges import Range
-from tdstore.storekit.documents import is_plain_name, seal, unseal
+from tdstore.storekit.documents import SealedDocument, is_plain_name
 from tdstore_zarr.place.thread_pool import Pool
 
 PREFIX = "tdstore.log-"
@@ -61,9 +61,12 @@ def with_attribute(root: bytes, name: str, value: str | None) -> bytes:
     return msgspec.json.encode(top)
 
 
+_LOG = SealedDocument(RedoLog, {}, what=f"the root attribute {LOG!r}", hint="restore the store from a copy")
+
+
 def encode_logged(root: bytes, log: RedoLog) -> bytes:
     """Return the same root, with a log."""
-    return with_attribute(root, LOG, seal(msgspec.json.encode(log)).decode())
+    return with_attribute(root, LOG, _LOG.encode(log, (), url="the redo log").decode())
 
 
 def without_log(root: bytes) -> bytes:
@@ -78,11 +81,7 @@ def decode_log(text: Any, url: str) -> RedoLog:
         CorruptStoreError: damaged, or naming an object that no store has.
     """
     raw = text.encode("utf-8", "replace") if isinstance(text, str) else b""
-    body = unseal(raw, url=url, what=f"the root attribute {LOG!r}", hint="restore the store from a copy")
-    try:
-        log = msgspec.json.decode(body, type=RedoLog)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise CorruptStoreError(f"{url}: the root attribute {LOG!r} is not readable: {error}", url=url) from error
+    log = _LOG.decode(raw, url=url)
     keys = [key for key, _, _ in log.puts]
     sound = all(_is_object(key) for key in (*keys, *log.gone)) and len(set(keys)) == len(keys)
     if not sound or not all(_LOG_KEY.fullmatch(at) and 0 <= size < 2**62 for _, at, size in log.puts):
