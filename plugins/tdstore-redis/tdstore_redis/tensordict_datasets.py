@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from threading import Lock
-from typing import Any
+from collections.abc import Mapping, Sequence
+from threading import RLock
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,19 +21,17 @@ from torch import Tensor
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import (
     CorruptStoreError,
-    KeyNotFoundError,
     ReadOnlyError,
-    StoreClosedError,
     StoreError,
     UnsupportedError,
     UntrustedDataError,
 )
 from tdstore.header import MAX_DEPTH, Group, Header
 from tdstore.index.ranges import index_shape
-from tdstore.index.rows import check_indices
 from tdstore.index.selection import gather
-from tdstore.store import Cap, Store
-from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
+from tdstore.store import Cap
+from tdstore.storekit import CheckedStore, refusals
+from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, path_text
 from tdstore.values import PICKLE, encode_value, pickled_form
 from tdstore_redis.cells.plans import raw
 from tdstore_redis.connection import Line, Wire, pack
@@ -78,19 +76,24 @@ def find_tensordict_dataset(wire: Wire, name: str, url: str) -> bytes | None:
     return found.pop().removesuffix(_SUFFIX) if found else None
 
 
-class TensordictStore(Store):
+class _StoredLeaf(NamedTuple):
+    """A leaf, and the key of its bytes."""
+
+    spec: LeafSpec
+    key: bytes
+
+
+class TensordictStore(CheckedStore[_StoredLeaf]):
     """Leaves that the `tensordict` package wrote. Made by `open_redis` in mode "r"."""
 
     caps = Cap.PARTIAL_READ | Cap.SHARED | Cap.PERSISTENT | Cap.CONCURRENT_READ
 
     def __init__(self, line: Line, base: bytes, token: tuple[str, dict[str, Any]]) -> None:
-        self.url = line.address.url
-        self.writable = False
+        super().__init__(line.address.url, writable=False)
         self._line, self._base, self._token = line, base, token
-        self._lock = Lock()
-        self._closed = False
+        self._lock = RLock()
         self._batch: tuple[int, ...] | None = None
-        self._leaves: dict[Path, tuple[LeafSpec, bytes]] = {}
+        self._leaves: dict[Path, _StoredLeaf] = {}
         self._values: dict[Path, tuple[bytes, str]] = {}
         with line.errors("opening"):
             line.idempotent(self._load)
@@ -151,7 +154,7 @@ class TensordictStore(Store):
                 f"take {spec.nbytes}",
                 url=self.url,
             )
-        self._leaves[path] = (spec, key)
+        self._leaves[path] = _StoredLeaf(spec, key)
 
     def _shape(self, text: bytes, what: str) -> tuple[int, ...]:
         try:
@@ -164,13 +167,8 @@ class TensordictStore(Store):
         raise CorruptStoreError(f"{self.url}: {what} has the impossible shape {text[:80]!r}", url=self.url)
 
     # -- catalogue -----------------------------------------------------------------------
-    def paths(self) -> Iterator[Path]:
-        self._check_open()
-        return iter(tuple(self._leaves))
-
-    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        self._check_open()
-        return [self._leaf(path)[0] for path in paths]
+    def _catalogue(self) -> Mapping[Path, _StoredLeaf]:
+        return self._leaves
 
     def load_header(self) -> Header:
         self._check_open()
@@ -213,13 +211,10 @@ class TensordictStore(Store):
         return {"data": encode_value(value)}
 
     # -- data ----------------------------------------------------------------------------
-    def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        self._check_open()
-        found = [self._leaf(r.path) for r in reads]
-        check_indices((r.index, spec.shape) for r, (spec, _) in zip(reads, found, strict=True))
+    def _read(self, wanted: Sequence[tuple[_StoredLeaf, Read]]) -> list[Tensor]:
         plans: list[tuple[Tensor, Tensor, StoreIndex]] = []
         work: list[tuple[bytes, int, np.ndarray[Any, Any], Path]] = []
-        for r, (spec, key) in zip(reads, found, strict=True):
+        for (spec, key), r in wanted:
             out = torch.empty(index_shape(spec.shape, r.index), dtype=spec.dtype) if r.out is None else r.out
             held, rest = _plan(r, spec, key, work)
             plans.append((out, held, rest))
@@ -254,44 +249,12 @@ class TensordictStore(Store):
                     )
                 into[...] = np.frombuffer(data, np.uint8)
 
-    def _leaf(self, path: Path) -> tuple[LeafSpec, bytes]:
-        try:
-            return self._leaves[path]
-        except KeyError:
-            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
-
-    # -- unsupported operations -----------------------------------------------------------------
-    def save_header(self, header: Header) -> None:
-        raise self._read_only()
-
-    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        raise self._read_only()
-
-    def write(self, writes: Sequence[Write]) -> None:
-        raise self._read_only()
-
-    def delete(self, paths: Sequence[Path]) -> None:
-        raise self._read_only()
-
-    def rename(self, moves: Mapping[Path, Path]) -> None:
-        raise self._read_only()
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-        self._line.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreClosedError(f"{self.url} was closed", url=self.url)
-
     def _read_only(self) -> ReadOnlyError:
-        self._check_open()
-        return ReadOnlyError(
-            f"{self.url} was written by the tensordict package: it is opened for reading only",
-            url=self.url,
-            hint="save it under another name to change it",
-        )
+        why = "it was written by the tensordict package"
+        return refusals.read_only(self.url, "save it under another name to change it", why=why)
+
+    def _close(self) -> None:
+        self._line.close()
 
 
 def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tdstore.errors import KeyNotFoundError, StoreClosedError
 from tdstore.header import Header
 from tdstore.index.rows import gather
-from tdstore.store import Cap, Store
-from tdstore.types import LeafSpec, Path, Read, Write, path_text
+from tdstore.store import Cap
+from tdstore.storekit import CheckedStore
+from tdstore.types import LeafSpec, Path, Read
 
 PAD = 8
 """Alignment of leaves in bytes, unless their element size is larger."""
@@ -61,71 +61,32 @@ def arrange(leaves: Iterable[tuple[torch.dtype, Sequence[int]]]) -> list[Slot]:
     return slots
 
 
-class BufferStore(Store):
+class BufferStore(CheckedStore[Slot]):
     """A read-only store whose leaves are views of one buffer."""
 
     caps = Cap.VIEW | Cap.PARTIAL_READ | Cap.CONCURRENT_READ
 
     def __init__(self, url: str, header: Header, slots: Mapping[Path, Slot], buffer: Tensor) -> None:
-        self.url = url
-        self.writable = False
+        super().__init__(url, writable=False)
         self.buffer = buffer
         self.device = buffer.device
         if buffer.device.type != "cpu":
             self.caps = BufferStore.caps | Cap.DIRECT_DEVICE  # type: ignore[misc]
         self._header = header
         self._slots = dict(slots)
-        self._closed = False
 
-    def paths(self) -> Iterator[Path]:
-        """Return the paths of the leaves."""
-        self._check_open()
-        return iter(tuple(self._slots))
+    def _catalogue(self) -> Mapping[Path, Slot]:
+        return self._slots
 
-    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        """Return the shapes and dtypes of leaves."""
-        return [LeafSpec(slot.shape, slot.dtype) for slot in map(self._slot, paths)]
+    def _spec(self, leaf: Slot) -> LeafSpec:
+        return LeafSpec(leaf.shape, leaf.dtype)
 
-    def load_header(self) -> Header:
-        """Return the header of the buffer."""
-        self._check_open()
-        return self._header
+    def _typed(self, leaf: Slot) -> Slot:
+        return leaf
+
+    def _read(self, wanted: Sequence[tuple[Slot, Read]]) -> list[Tensor]:
+        return [gather(slot.view(self.buffer), r.index, r.out) for slot, r in wanted]
 
     def view(self, path: Path) -> Tensor:
-        """Return a leaf as a view of the buffer."""
-        return self._slot(path).view(self.buffer)
-
-    def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        """Return copies of rows."""
-        return [gather(self.view(read.path), read.index, read.out) for read in reads]
-
-    def save_header(self, header: Header) -> None:
-        """Raise an error: see `caps`."""
-        raise self.unsupported(Cap.WRITE)
-
-    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        """Raise an error: see `caps`."""
-        raise self.unsupported(Cap.WRITE)
-
-    def write(self, writes: Sequence[Write]) -> None:
-        """Raise an error: see `caps`."""
-        raise self.unsupported(Cap.WRITE)
-
-    def delete(self, paths: Sequence[Path]) -> None:
-        """Raise an error: see `caps`."""
-        raise self.unsupported(Cap.WRITE)
-
-    def close(self) -> None:
-        """Close the store. Views of leaves keep the buffer in memory."""
-        self._closed = True
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreClosedError(f"{self.url} was closed", url=self.url)
-
-    def _slot(self, path: Path) -> Slot:
-        self._check_open()
-        try:
-            return self._slots[path]
-        except KeyError:
-            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
+        """Return a leaf as a view of the buffer, which stays in memory after `close`."""
+        return self._leaf(path).view(self.buffer)

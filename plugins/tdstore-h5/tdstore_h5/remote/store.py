@@ -7,7 +7,7 @@ import itertools
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import h5py
 import numpy as np
@@ -19,21 +19,18 @@ from tdstore.dtypes import from_numpy, numpy_dtype
 from tdstore.engine import Engine
 from tdstore.errors import (
     CorruptStoreError,
-    InvalidArgumentError,
-    KeyNotFoundError,
     OptionError,
     ReadOnlyError,
-    StoreClosedError,
     StoreError,
 )
 from tdstore.header import Header
 from tdstore.index.ranges import Batch, Ints, byte_ranges, cover, index_shape
-from tdstore.index.rows import check_indices, gather
+from tdstore.index.rows import gather
 from tdstore.registry import registry
-from tdstore.store import Cap, Store
-from tdstore.storekit import refusals
+from tdstore.store import Cap
+from tdstore.storekit import CheckedStore, refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
-from tdstore.types import Fault, LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
+from tdstore.types import Fault, LeafSpec, Mode, Path, Read, StoreIndex, path_text
 from tdstore_h5.faults import h5_errors
 from tdstore_h5.file.document import DIRTY, MANIFEST, Document, decode_dirty, decode_document, get_attribute
 from tdstore_h5.file.tree import Contents, Leaf, Walker, check_believable
@@ -102,14 +99,13 @@ def _plain(location: str) -> str:
     return location.partition("?")[0]
 
 
-class RemoteH5Store(Store):
+class RemoteH5Store(CheckedStore[Leaf]):
     """The datasets of one HDF5 file as leaves, read only. Made by `open_h5` for a URL."""
 
     caps = Cap.PARTIAL_READ | Cap.PERSISTENT | Cap.CONCURRENT_READ
 
     def __init__(self, source: EngineFile, *, trust: bool, reopen: tuple[Any, ...]) -> None:
-        self.url = source.url
-        self.writable = False
+        super().__init__(source.url, writable=False)
         self._source = source
         self._trust = trust
         self._reopen = reopen
@@ -122,7 +118,7 @@ class RemoteH5Store(Store):
         self._file: h5py.File | None = None
         self._chunks: dict[Path, dict[tuple[int, ...], tuple[int, int]]] = {}
         # h5py works on one file object, which holds the ranges of one read.
-        self._lock = threading.Lock()
+        self._reading = threading.Lock()
 
     @property
     def engine(self) -> Engine:
@@ -170,51 +166,45 @@ class RemoteH5Store(Store):
                 raise CorruptStoreError(f"{self.url}: {path_text(fault.path)}: {fault.reason}", url=self.url)
 
     # -- catalogue -----------------------------------------------------------------------
-    def paths(self) -> Iterator[Path]:
-        return iter(tuple(self._open().leaves))
-
-    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        self._open()
-        return [self._leaf(path).spec for path in paths]
+    def _catalogue(self) -> Mapping[Path, Leaf]:
+        return self._contents.leaves
 
     def load_header(self) -> Header:
-        contents = self._open()
+        """Return the header, or one made of the contents of another program's file."""
+        self._check_open()
         if self._ours:
             return self._document.header
-        with self._lock, self._h5("reading values"):
+        with self._reading, self._h5("reading values"):
             assert self._file is not None
-            header = foreign_header(self._file, contents, self.url, self._source.read_at)
+            header = foreign_header(self._file, self._contents, self.url, self._source.read_at)
             if self._source.failure is not None:  # then HDF5's error is no damage
                 raise self._source.failure
             return header
 
     # -- data ----------------------------------------------------------------------------
-    def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        self._open()
-        with self._lock:
-            check_indices((r.index, self._leaf(r.path).spec.shape) for r in reads)
-            self._refuse_absent(reads)
-            plans = [self._plan(self._leaf(r.path), r) for r in reads]
-            grains = [self._grains(self._leaf(r.path), r) for r in reads]
-            further = [self._plan_grains(self._leaf(r.path), r.path, g) for r, g in zip(reads, grains, strict=True)]
+    def _read(self, wanted: Sequence[tuple[Leaf, Read]]) -> list[Tensor]:
+        with self._reading:
+            self._refuse_absent(wanted)
+            plans = [self._plan(leaf, r) for leaf, r in wanted]
+            grains = [self._grains(leaf, r) for leaf, r in wanted]
+            further = [self._plan_grains(leaf, r.path, g) for (leaf, r), g in zip(wanted, grains, strict=True)]
             batch = self._source.fetch([*plans, *further])
-            pairs = zip((*plans, *further), (*reads, *reads), strict=True)
-            self._source.hold(batch, [p for p, r in pairs if not self._leaf(r.path).plain])
+            pairs = zip((*plans, *further), (*wanted, *wanted), strict=True)
+            self._source.hold(batch, [ranges for ranges, (leaf, _) in pairs if not leaf.plain])
             try:
-                for r, some in zip(reads, grains, strict=True):
-                    self._compare(self._leaf(r.path), r.path, some, batch)
-                return [self._one(self._leaf(r.path), r, p, batch) for r, p in zip(reads, plans, strict=True)]
+                for (leaf, r), some in zip(wanted, grains, strict=True):
+                    self._compare(leaf, r.path, some, batch)
+                return [self._one(leaf, r, ranges, batch) for (leaf, r), ranges in zip(wanted, plans, strict=True)]
             finally:
                 self._source.hold(batch, [])
 
-    def _refuse_absent(self, reads: Sequence[Read]) -> None:
+    def _refuse_absent(self, wanted: Sequence[tuple[Leaf, Read]]) -> None:
         """Refuse a read that would allocate far more than the file holds, unless that is allowed."""
         if self._reopen[-1] is not None:
             return
-        specs = [self._leaf(r.path).spec for r in reads]
-        sizes = [math.prod(index_shape(s.shape, r.index)) * s.dtype.itemsize for s, r in zip(specs, reads, strict=True)]
+        sizes = [math.prod(index_shape(leaf.spec.shape, r.index)) * leaf.spec.dtype.itemsize for leaf, r in wanted]
         if sum(sizes) > SUSPECT_BYTES and is_suspect(sum(sizes), self._source.size):
-            raise refuse_absent(reads[sizes.index(max(sizes))].path, sum(sizes), self._source.size, self.url)
+            raise refuse_absent(wanted[sizes.index(max(sizes))][1].path, sum(sizes), self._source.size, self.url)
 
     # -- checksums of reads ---------------------------------------------------------
     def _grains(self, leaf: Leaf, r: Read) -> Ints:
@@ -325,42 +315,21 @@ class RemoteH5Store(Store):
             view[at : at + stop - start] = batch.take(self._source.key, start, stop)
             at += stop - start
         array = np.frombuffer(buffer, numpy_dtype(spec.dtype)).reshape(shape)
-        value = from_numpy(array, spec.dtype)
-        if r.out is None:
-            return value
-        if r.out.shape != value.shape or r.out.dtype != value.dtype:
-            raise InvalidArgumentError(
-                f"out= has shape {list(r.out.shape)} and dtype {r.out.dtype}, not those of what is read"
-            )
-        return r.out.copy_(value)
+        return from_numpy(array, spec.dtype)
 
-    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        self._refuse()
-
-    def write(self, writes: Sequence[Write]) -> None:
-        self._refuse()
-
-    def delete(self, paths: Sequence[Path]) -> None:
-        self._refuse()
-
-    def save_header(self, header: Header) -> None:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        self._open()
-        raise ReadOnlyError(
-            f"{self.url} is read only: HDF5 files behind a URL are", url=self.url, hint="copy it to a local path first"
-        )
+    def _read_only(self) -> ReadOnlyError:
+        why = "HDF5 files behind a URL cannot be changed"
+        return refusals.read_only(self.url, "copy it to a local path first", why=why)
 
     # -- life ----------------------------------------------------------------------------
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
-        contents = self._open()
+        self._check_open()
         found = []
-        for path in contents.leaves if paths is None else paths:
+        for path in self._contents.leaves if paths is None else paths:
             leaf, sums = self._leaf(path), self._document.sums.get(path)
             if sums is None:
                 continue
-            with self._lock:
+            with self._reading:
                 grain = self._wrong_grain(path, leaf, sums)
             if grain is not None:
                 rows = sums.rows(grain, leaf.spec)
@@ -382,7 +351,7 @@ class RemoteH5Store(Store):
         return None
 
     def nbytes_stored(self) -> int | None:
-        self._open()
+        self._check_open()
         return self._source.size
 
     def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
@@ -391,7 +360,7 @@ class RemoteH5Store(Store):
         reopen_options["trust"] = "h5" if self._trust else None
         return location, "r", {name: value for name, value in reopen_options.items() if value is not None}
 
-    def close(self) -> None:
+    def _close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             with self._h5("closing"):
@@ -401,17 +370,6 @@ class RemoteH5Store(Store):
     def __del__(self) -> None:
         if getattr(self, "_file", None) is not None:
             self.close()
-
-    def _open(self) -> Contents:
-        if self._file is None:
-            raise StoreClosedError(f"{self.url} was closed", url=self.url)
-        return self._contents
-
-    def _leaf(self, path: Path) -> Leaf:
-        try:
-            return self._contents.leaves[path]
-        except KeyError:
-            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
 
     def _dataset(self, leaf: Leaf) -> h5py.Dataset:
         assert self._file is not None
