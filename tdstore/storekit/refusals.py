@@ -397,7 +397,13 @@ def damaged_place(url: str, why: str) -> StoreExistsError:
 
 
 def busy(
-    url: str, holder: str, waited: float | None = None, *, how: str = "open for writing in", hint: str | None = None
+    url: str,
+    holder: str,
+    waited: float | None = None,
+    *,
+    why: str = "",
+    how: str = "open for writing in",
+    hint: str | None = None,
 ) -> StoreBusyError:
     """Create the error for a place that another writer holds.
 
@@ -405,6 +411,7 @@ def busy(
         url: the location.
         holder: who that is, as "process 12 on host-a".
         waited: seconds, if any.
+        why: the purpose of the wait, as "to replace it".
         how: how the holder has it.
         hint: what to do, where that is not to wait longer.
 
@@ -413,7 +420,7 @@ def busy(
         a.h5 is open for writing in process 12; waited 5 s
         Hint: commit or close it there, save to another place, or pass a longer lock_timeout=
     """
-    seconds = "" if waited is None else f"; waited {waited:g} s"
+    seconds = "" if waited is None else f"; waited {waited:g} s{why and f' {why}'}"
     return StoreBusyError(
         f"{url} is {how} {holder}{seconds}",
         url=url,

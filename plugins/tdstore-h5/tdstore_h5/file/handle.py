@@ -320,7 +320,7 @@ class Handle:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     how = "open in" if alone else "open for writing in"
-                    raise refusals.busy(self.url, holders(self.fd), timeout, how=how) from None
+                    raise refusals.busy(self.url, holders(self.fd), timeout, why=why, how=how) from None
                 time.sleep(pause)
                 pause = min(2 * pause, 0.05)
             except OSError as error:
