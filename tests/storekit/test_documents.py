@@ -34,7 +34,9 @@ def test_there_and_back(count: int) -> None:
 
 
 def test_what_a_reader_refuses_is_not_written() -> None:
-    with pytest.raises(InvalidArgumentError, match="runs/1 would have a manifest that cannot be read: more than 3 leaves"):
+    with pytest.raises(
+        InvalidArgumentError, match="runs/1 would have a manifest that cannot be read: more than 3 leaves"
+    ):
         INDEX.encode(index(4), (), url="runs/1")
     with pytest.raises(CorruptStoreError, match="runs/1: the index has more than 3 leaves"):
         INDEX.decode(seal(msgspec.json.encode(index(4))), url="runs/1")
