@@ -22,7 +22,7 @@ PYTEST_WORKERS ?= 4
 # Each process of a tier imports all of its tests first, so here more of them than cores cost more than they give.
 QUICK_WORKERS ?= 2
 
-.PHONY: help demo test test-quick test-local lint format types pytest house docs kit bench install clean
+.PHONY: help demo test test-quick test-local lint format types pytest house docs kit conformance bench install clean
 
 help:
 	@echo 'While you work:'
@@ -39,6 +39,7 @@ help:
 	@echo 'Others:'
 	@echo '  make demo          play Atari, store it on every backend, check and compare (ARGS=--quick: a small one)'
 	@echo '  make bench         benchmarks beside the tensordict package (ARGS=--quick)'
+	@echo '  make conformance   run the kit on our backends, and write docs/reference/conformance.md'
 	@echo '  make install       make $(VENV), which all of these do when they need it'
 	@echo '  make clean         remove caches and demo-data; the environment stays (rm -r $(VENV) for that)'
 
@@ -81,7 +82,10 @@ kit: $(STAMP)
 	$(BIN)/python -m tdstore.testing memmap
 	$(BIN)/python -m tdstore.testing h5
 	$(BIN)/python -m tdstore.testing zarr
-	$(BIN)/python -m tdstore.testing remote --location memory://kit-
+	$(BIN)/python -m tdstore.testing remote --location memory://kit- --one-process "memory:// is the memory of one process"
+
+conformance: $(STAMP)
+	$(BIN)/python -m tests.testing.conformance
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/ops.py $(ARGS)

@@ -19,7 +19,7 @@ from typing import Any
 import pluggy
 
 from tdstore import hookspecs
-from tdstore.errors import BrokenPluginError, InvalidTypeError, MissingDependencyError, PluginError
+from tdstore.errors import BrokenPluginError, InvalidTypeError, MissingDependencyError, PluginError, TDStoreError
 from tdstore.hookspecs import Backend, Codec
 
 GROUP = "tdstore"
@@ -75,9 +75,11 @@ class Plugins:
         """Remember why a plugin failed. The first failure is the one to report."""
         if name in self.broken:
             return
+        said, remedies = (error.message, error.hint) if isinstance(error, TDStoreError) else (str(error), None)
+        remedy = hint or f"repair or uninstall it; {DISABLE}={name} leaves it out"
         recorded = BrokenPluginError(
-            f"plugin {name!r} ({where}) failed to load: {type(error).__name__}: {error}",
-            hint=hint or f"repair or uninstall it; {DISABLE}={name} leaves it out",
+            f"plugin {name!r} of {self.distribution(name)} ({where}) failed to load: {type(error).__name__}: {said}",
+            hint=remedy if remedies is None else f"{remedies}; {remedy}",
         )
         recorded.__cause__ = error
         self.broken[name] = recorded
@@ -168,7 +170,8 @@ def _would_declare(name: str, ep: EntryPoint | None) -> tuple[tuple[str, ...], t
     source = "" if ep is None else _source(ep)
     suffixes, schemes = _strings(source, "suffixes"), _strings(source, "schemes")
     if suffixes or schemes:
-        return tuple(s.lower() for s in suffixes), tuple(s.lower() for s in schemes)
+        # A suffix without its dot is refused when it is declared; here it must not match other names.
+        return tuple(f".{s.lower().lstrip('.')}" for s in suffixes), tuple(s.lower() for s in schemes)
     own = name.rpartition(":")[2].lower()
     return (f".{own}",), (own,)
 

@@ -166,7 +166,10 @@ class Registry:
         claims = self._claims()
         if backend.name in claims:
             plugin = claims[backend.name][0][1]
-            raise AmbiguousBackendError(f"backend {backend.name!r} is already declared by {plugin}")
+            raise AmbiguousBackendError(
+                f"backend {backend.name!r} is already declared by {plugin} of {self.plugins.distribution(plugin)}",
+                hint="give yours another name, or unregister the other one",
+            )
         claims[backend.name] = [(backend, "register_backend")]
 
     def unregister(self, name: str) -> None:
@@ -316,9 +319,10 @@ class Registry:
     def _only(self, claims: list[Backend], location: str) -> Backend:
         names = list(dict.fromkeys([b.name for b in claims]))
         if len(names) > 1:
+            owners = [f"{b.name!r} ({self._origin(b)})" for b in claims]
             raise AmbiguousBackendError(
-                f"{without_password(location)!r} is claimed by the backends {' and '.join(map(repr, names))}",
-                hint=f"pass storage={names[0]!r} or storage={names[1]!r}",
+                f"{without_password(location)!r} is claimed by the backends {' and '.join(dict.fromkeys(owners))}",
+                hint=f"pass {' or '.join(f'storage={name!r}' for name in names)}",
             )
         return self.get(names[0])
 
@@ -452,17 +456,22 @@ class Registry:
             if isinstance(error, OSError):
                 raise StoreIOError(message, url=url, errno=error.errno) from error
             raise BrokenPluginError(
-                message, hint="the opener should raise an error of tdstore.errors: tell the authors of the plugin"
+                message, hint=f"the opener should raise an error of tdstore.errors: {_TELL}"
             ) from error
         if not isinstance(store, Store):
-            raise BrokenPluginError(f"{backend.opener} returned {type(store).__name__}, not a tdstore.Store")
+            raise BrokenPluginError(
+                f"the opener {backend.opener} of the backend {backend.name!r} ({self._origin(backend)}) returned "
+                f"{type(store).__name__}, not a tdstore.Store",
+                hint=_TELL,
+            )
         return store
 
     def _origin(self, backend: Backend) -> str:
-        """Return the distribution that declares a backend, for messages."""
+        """Return the plugin that declares a backend, and its distribution, for messages."""
         for declared, plugin in self._claims().get(backend.name, ()):
             if declared is backend:
-                return self.plugins.distribution(plugin)
+                origin = self.plugins.distribution(plugin)
+                return f"plugin {plugin!r} of {origin}" if origin not in ("tdstore", "this process") else origin
         return "this process"
 
     def _opener(self, backend: Backend) -> Callable[..., Store]:
@@ -471,14 +480,19 @@ class Registry:
             found: Callable[..., Store] = getattr(importlib.import_module(module), attribute)
         except ImportError as error:
             raise MissingDependencyError(
-                f"the {backend.name!r} backend needs {error.name or error!s}, which is not installed",
+                f"the {backend.name!r} backend ({self._origin(backend)}) needs {error.name or error!s}, which is not "
+                "installed",
                 hint=backend.install or None,
             ) from error
         except AttributeError as error:
-            raise BrokenPluginError(f"backend {backend.name!r} names an opener that is not there: {error}") from error
+            raise BrokenPluginError(
+                f"backend {backend.name!r} ({self._origin(backend)}) names an opener that is not there: {error}",
+                hint=_TELL,
+            ) from error
         return found
 
 
+_TELL = "tell the authors of the plugin"
 _SQUEEZED_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 
 

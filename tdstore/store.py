@@ -252,6 +252,14 @@ class Store(ABC):
     def flush(self) -> None:
         """Make earlier writes visible to other readers. Nothing to do by default."""
 
+    def generation(self) -> object:
+        """Return what differs once another process has committed; None where the store cannot tell.
+
+        Two results that are equal say that nobody else committed between the calls. It is cheap, reads no data, and
+        takes no lock, so that `refresh_` of a TensorDict can ask before it opens a store again.
+        """
+        return None
+
     @contextmanager
     def alone(self) -> Iterator[bool]:
         """Hold the store exclusively; yields False if another writer has it open (VIEW).

@@ -314,8 +314,38 @@ def test_a_bare_error_names_the_distribution():
             raise KeyError("page 7")
         tdstore_example_store.open_odd = raising
         e = fails(BrokenPluginError, registry().open, registry().get("odd"), "some/place")
-        for word in ("'odd'", "the distribution 'tdstore_example'", "some/place", "KeyError: 'page 7'"):
+        origin = "plugin 'example' of the distribution 'tdstore_example'"
+        for word in ("'odd'", origin, "some/place", "KeyError: 'page 7'"):
             assert word in str(e), str(e)
         """,
         "good",
+    )
+
+
+def test_a_suffix_without_its_dot_names_plugin_distribution_and_remedy():
+    run(
+        """
+        e = fails(BrokenPluginError, registry().get, "dotless")
+        text = str(e)
+        for word in ("plugin 'dotless'", "the distribution 'dotless'", "declares the suffix 'sqlite'", "'.sqlite'",
+                     "TDSTORE_DISABLE_PLUGINS=dotless leaves it out"):
+            assert word in text, text
+        assert text.count("Hint:") == 1, text
+        assert registry().resolve("some/xsqlite") is None, "a name that only ends like the suffix"
+        fails(BrokenPluginError, registry().resolve, "some/x.sqlite")
+        """,
+        "dotless",
+    )
+
+
+def test_two_backends_of_one_place_are_named_with_their_plugins():
+    run(
+        """
+        e = fails(AmbiguousBackendError, registry().resolve, "some/x.place")
+        for name in ("left", "right"):
+            assert f"{name!r} (plugin '{name}_claim' of the distribution '{name}_claim')" in str(e), str(e)
+        assert e.hint == "pass storage='left' or storage='right'"
+        """,
+        "same_place_1",
+        "same_place_2",
     )

@@ -102,8 +102,14 @@ class ByteStore(CheckedStore[Leaf]):
         self._lock = threading.RLock()  # each write overlays the state before it
         view.memory = self._buffer.pieces
 
+    def generation(self) -> object:
+        """Return the name of the newest generation; None for a directory of files, which has no manifest."""
+        self._check_open()
+        blob = fetch_manifest(self.engine) if isinstance(self._before, Document) and self._committed else None
+        return None if blob is None else generation_of(bytes(blob.data))
+
     @property
-    def generation(self) -> str | None:
+    def opened_generation(self) -> str | None:
         """Return the name of the open generation; None for a store that was never committed, or has no manifest."""
         return self._before.generation if self._before is not None and self._committed else None
 

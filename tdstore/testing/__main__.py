@@ -9,6 +9,8 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Sequence
+from contextlib import redirect_stdout
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,10 @@ from tdstore.hookspecs import Backend
 from tdstore.registry import registry
 from tdstore.store import Cap
 from tdstore.testing import installed
+from tdstore.testing.report import Results
 from tdstore.testing.setup import able
+
+DIRTY = "a work (save, rows, structure) that may leave a DirtyStoreError when it is killed"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-location", action="store_true", help="for stores that have no name, such as memory")
     parser.add_argument("--suffix", help="ending of each location (default: the backend's first suffix)")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=JSON", help="option for each opening")
+    parser.add_argument("--one-process", default="", metavar="WHY", help="no other process can open the location")
+    parser.add_argument("--report", action="store_true", help="print tables of what is promised and what was shown")
+    parser.add_argument("--crash", action="store_true", help="kill writers, too; for stores in local files")
+    parser.add_argument("--dirty", action="append", default=[], metavar="WORK", help=DIRTY)
     parser.add_argument("-k", default="", help="only these tests, as for pytest")
     args = parser.parse_args(argv)
     try:
@@ -71,6 +80,8 @@ def check(backend: Backend, args: argparse.Namespace, options: dict[str, object]
     location = None if args.no_location else args.location
     caps = caps_of(backend, location, suffix, options)
     job: dict[str, object] = {"location": location, "suffix": suffix, "options": options, "caps": caps}
+    job |= {"opener_options": list(signature(registry()._opener(backend)).parameters)}
+    job |= {"one_process": args.one_process, "crash": args.crash, "dirty": args.dirty}
     job |= {"opener": backend.opener} if ":" in args.target else {"backend": backend.name}
     os.environ[installed.JOB] = json.dumps(job)
     with tempfile.TemporaryDirectory() as empty:
@@ -91,42 +102,27 @@ def check(backend: Backend, args: argparse.Namespace, options: dict[str, object]
             "-rf",
         ]
         del sys.modules[installed.__name__]  # pytest imports it again, with the job in the environment
-        skips = Skips()
+        results = Results()
         arguments = [str(installed.__file__), *flags, *(["-k", args.k] if args.k else [])]
-        status = int(pytest.main(arguments, plugins=[skips]))
+        output = sys.stderr if args.report else sys.stdout  # a report alone goes where the shell sends it
+        with redirect_stdout(output):
+            status = int(pytest.main(arguments, plugins=[results]))
+    if args.report:
+        print(results.table(Cap(caps)))
+        return status
     print(f"{backend.name} declares: {able(Cap(caps))}")
-    print(*skips.lines(), sep="\n")
-    if {Cap.WRITE, Cap.PERSISTENT} <= set(Cap(caps)):
+    print(*results.skipped(), sep="\n")
+    if {Cap.WRITE, Cap.PERSISTENT} <= set(Cap(caps)) and not args.crash:
         print(NOT_RUN)
     if status == pytest.ExitCode.TESTS_FAILED:
         print(AFTER_FAILURES)
     return status
 
 
-class Skips:
-    """A pytest plugin that collects the reasons of skipped tests."""
-
-    def __init__(self) -> None:
-        self.tests: dict[str, list[str]] = {}
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Record the reason of a skipped test, except for an expected failure."""
-        if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
-            reason = report.longrepr[2].removeprefix("Skipped: ")
-            self.tests.setdefault(reason, []).append(report.nodeid.rpartition("::")[2])
-
-    def lines(self) -> list[str]:
-        """Return one line for each reason, with the tests that were skipped for it."""
-        found = []
-        for reason, names in sorted(self.tests.items()):
-            plain = list(dict.fromkeys(name.partition("[")[0] for name in names))
-            found.append(f"skipped {len(names)}, {reason}: {', '.join(plain)}")
-        return found
-
-
 NOT_RUN = """\
-CrashTests, which kill writers, were not run: they are told which functions change the medium.
-Subclass tdstore.testing.CrashTests (docs/reference/storage-protocol.md, "Checking a store")."""
+CrashTests, which kill writers, were not run: --crash runs them, with --dirty rows for stores that may raise a
+DirtyStoreError then. For more than local files, subclass tdstore.testing.CrashTests
+(docs/reference/storage-protocol.md, "Checking a store")."""
 AFTER_FAILURES = """\
 The docstring of a failed test is the promise that was broken; -k NAME runs that test alone.
 The promises in full: docs/reference/storage-protocol.md. One that the store cannot keep goes, with the

@@ -168,7 +168,7 @@ def small_disk(folder: FsPath, mib: int) -> Iterator[FsPath]:
 
 # -- conditions --------------------------------------------------------------------------
 class CrashTests(StoreSetup):
-    """Check a store after its writer was killed: the old one, the new one, or an error that says so.
+    """Tests that a writer that is killed leaves the old store, the new one, or an error that says so.
 
     The leaves and the header are compared, which detects a commit of two steps. A kill leaves data that was passed to
     the system in place: it cannot detect a missing sync. `test_syncs` counts those, by `strace`.

@@ -13,20 +13,21 @@ import pytest
 from tdstore.hookspecs import Backend
 from tdstore.registry import registry
 from tdstore.store import Cap
+from tdstore.testing.crash import CrashTests
 from tdstore.testing.kit import StoreTests
-from tdstore.testing.setup import Location
+from tdstore.testing.setup import Location, StoreSetup
 
 JOB = "TDSTORE_KIT_JOB"
 _job: dict[str, Any] = json.loads(os.environ.get(JOB, "{}"))
 
 
-class TestInstalled(StoreTests):
-    """All tests of the kit, on a backend by name or an opener given as `module:function`."""
+class _Installed(StoreSetup):
+    """The backend of the job, by name or by an opener given as `module:function`."""
 
-    __test__ = bool(_job)
     backend = _job.get("backend")
     caps = Cap(_job.get("caps", 0))
     options = _job.get("options", {})
+    one_process = _job.get("one_process", "")
 
     @pytest.fixture
     def location(self, tmp_path: Path) -> Location:
@@ -43,3 +44,19 @@ class TestInstalled(StoreTests):
         if self.backend is not None:
             return registry().get(self.backend)
         return Backend(name=_job["opener"].partition(":")[2], opener=_job["opener"], summary="under test")
+
+
+class TestInstalled(_Installed, StoreTests):
+    """All tests of the kit."""
+
+    __test__ = bool(_job)
+
+
+class TestInstalledCrashes(_Installed, CrashTests):
+    """Kills at every change of the storage, of which the author has said nothing but the works of `--dirty`."""
+
+    __test__ = bool(_job.get("crash"))
+    outcomes = {work: {"old", "dirty", "new"} for work in _job.get("dirty", ())}  # noqa: RUF012
+    # These options mean the same for every backend that has them.
+    reading = {"verify": "full"} if "verify" in _job.get("opener_options", ()) else {}
+    durable = {"durable": "commit"} if "durable" in _job.get("opener_options", ()) else None

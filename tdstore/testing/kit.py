@@ -9,8 +9,9 @@ from tdstore.testing.checks.endings import EndingTests
 from tdstore.testing.checks.headers import HeaderTests
 from tdstore.testing.checks.machine import MachineTests
 from tdstore.testing.checks.modes import ModeTests
+from tdstore.testing.checks.openings import OpeningTests
 from tdstore.testing.checks.reading import ReadTests
-from tdstore.testing.checks.rivals import RivalTests
+from tdstore.testing.checks.sharing import RivalTests
 from tdstore.testing.checks.writing import WriteTests
 
 
@@ -20,6 +21,7 @@ class StoreTests(
     EndingTests,
     RivalTests,
     DiscardTests,
+    OpeningTests,
     ModeTests,
     HeaderTests,
     CatalogueTests,

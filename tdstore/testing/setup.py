@@ -19,6 +19,7 @@ from tdstore.header import Group, Header
 from tdstore.hookspecs import Backend
 from tdstore.registry import registry, split_scheme
 from tdstore.store import Cap, Store
+from tdstore.testing.report import CAP
 from tdstore.testing.samples import bits, same
 from tdstore.types import LeafSpec, Mode, Path, Read, Write
 
@@ -56,6 +57,8 @@ class StoreSetup:
     """Runs of the Hypothesis state machine."""
 
     _stack: ExitStack
+    _needed: list[tuple[str, object]] = []  # noqa: RUF012  # of tests that are called without pytest
+    """Properties of the test that runs, for the report."""
 
     @pytest.fixture
     def location(self, tmp_path: FsPath) -> Location:
@@ -107,6 +110,7 @@ class StoreSetup:
     @pytest.fixture(autouse=True)
     def _kit(self, request: pytest.FixtureRequest, location: Location) -> Iterator[None]:
         # Asks for `location` so that stores are closed before their place is taken away.
+        self._needed = request.node.user_properties
         name = request.node.name
         reason = self.deviations.get(name) or self.deviations.get(name.partition("[")[0])
         if reason:
@@ -154,6 +158,7 @@ class StoreSetup:
 
     def needs(self, *caps: Cap) -> None:
         """Skip the test of an ability that was not declared."""
+        self._needed += [(CAP, cap.name) for cap in caps]
         for cap in caps:
             if cap not in self.caps:
                 pytest.skip(f"no {cap.name}")
@@ -250,7 +255,7 @@ def largest_file(location: Location) -> FsPath:
     """Return the largest file at a local location."""
     path = local_path(location)
     if path is None or not path.exists():
-        pytest.skip(f"{location} is not local: override corrupt() and truncate()")
+        pytest.skip("the location is not local: override corrupt() and truncate()")
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
     return max(files, key=lambda p: p.stat().st_size)
 

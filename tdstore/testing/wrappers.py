@@ -98,6 +98,10 @@ class WrappedStore(Store):
         self.before_call("flush", 0)
         self.inner.flush()
 
+    def generation(self) -> object:
+        self.before_call("generation", 0)
+        return self.inner.generation()
+
     def layout(self, path: Path) -> Mapping[str, Any]:
         return self.inner.layout(path)
 
@@ -142,7 +146,7 @@ class CountingStore(WrappedStore):
     @property
     def rounds(self) -> int:
         """Return the number of calls that would cost a remote store a round trip."""
-        return sum(self.calls.values()) - sum(self.calls[free] for free in ("paths", "view", "flush"))
+        return sum(self.calls.values()) - sum(self.calls[free] for free in ("paths", "view", "flush", "generation"))
 
     def reset(self) -> None:
         """Reset all counts to zero."""

@@ -23,9 +23,9 @@ def open_mem(
     return open_objects(engine, mode=mode, buffer_bytes=buffer_bytes, object_bytes=object_bytes)
 
 
-def open_local(location: str, *, mode: Mode = "r", buffer_bytes: int = 64 << 20, durable: bool = False) -> ByteStore:
+def open_local(location: str, *, mode: Mode = "r", buffer_bytes: int = 64 << 20, synced: bool = False) -> ByteStore:
     """The object layout in a local folder."""
-    engine = LocalEngine(location, durable=durable)
+    engine = LocalEngine(location, durable=synced)
     return open_objects(engine, mode=mode, buffer_bytes=buffer_bytes, reopen=(location, {}))
 
 

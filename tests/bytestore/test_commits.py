@@ -327,7 +327,7 @@ def test_reopen_token_commits_and_reads(engine):
 # -- generations ---------------------------------------------------------------------------
 def test_a_reader_keeps_its_generation_until_it_is_refreshed(engine):
     reader = open_objects(again(engine))
-    generation = reader.generation
+    generation = reader.opened_generation
     assert reader.refresh() is False
     with open_objects(engine, mode="r+") as writer:
         writer.delete([("b",)])
@@ -335,7 +335,7 @@ def test_a_reader_keeps_its_generation_until_it_is_refreshed(engine):
         writer.save_header(numbered(5))
     assert equal(contents(reader), OLD)
     assert reader.refresh() is True
-    assert reader.generation == writer.generation != generation
+    assert reader.opened_generation == writer.opened_generation != generation
     assert list(reader.paths()) == [("a",)]
     assert reader.read([Read(("a",), ROW)])[0].tolist()[0] == [77] * 5
     assert reader.load_header() == numbered(5)

@@ -90,7 +90,7 @@ def test_our_directory_opens_with_one_request(ours, opener, verify):
     if verify == "size":
         assert engine.bytes_read < 8 * sum(g.nbytes for g in got) + 100_000
     assert store.verify() == []
-    assert store.generation
+    assert store.opened_generation
 
 
 def test_it_can_only_be_read(ours):
@@ -175,7 +175,7 @@ def test_the_peers_directory(peers, can):
     assert header.groups[()].batch_size == (4,)
     assert header.groups[()].values["note"] == {"data": "hello"}
     assert store.verify() == []
-    assert store.generation is None
+    assert store.opened_generation is None
 
 
 @pytest.mark.parametrize("can", [EngineCap.LIST, EngineCap.NONE])

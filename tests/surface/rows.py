@@ -373,6 +373,7 @@ ELSEWHERE = {
     "all_gather all_reduce arecv asend broadcast from_remote_init gather_and_stack init_remote irecv isend recv reduce "
     "scatter send": "tests/parallel",
     "close commit read": "tests/tensordicts",
+    "transaction": "tests/container/storage/test_transactions.py",
     "verify": "tests/tensordicts/persistent/test_verify.py",
     "dumps from_h5 from_zarr load load_ load_memmap load_memmap_ make_memmap make_memmap_from_storage "
     "make_memmap_from_tensor memmap memmap_ memmap_like memmap_refresh_ save saved_path share_memory_ to_h5 to_store "

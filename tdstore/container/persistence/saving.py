@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
@@ -353,6 +354,30 @@ class SavingMixin(Container):
         handle, _ = self._owned("commit")
         handle.commit(handle.groups)
         return self
+
+    @contextmanager
+    def transaction(self) -> Iterator[Self]:
+        """Make all changes in a `with` block one commit: rows and structure, wholly there or not there.
+
+        At the end of the block everything is committed at once. Where the block raises, the dataset and this
+        TensorDict are as they were before it. Other processes see nothing until the end.
+
+        Raises:
+            UnsupportedError: rows reach other processes as soon as they are written (memory-mapped and shared data), or
+                the backend cannot take back what was written.
+            RuntimeError: a transaction is open already.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3]).save("counts.h5", storage="h5")
+            >>> with td.transaction():
+            ...     td["a"] = torch.ones(3)
+            ...     td["b"] = torch.arange(3)
+            >>> sorted(td.keys())
+            ['a', 'b']
+        """
+        handle, _ = self._owned("transaction")
+        with handle.transaction():
+            yield self
 
     def verify(self) -> list[Fault]:
         """Read all data of the dataset that this is over, and compare it with the checksums of its last commit.

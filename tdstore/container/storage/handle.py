@@ -36,10 +36,12 @@ from tdstore.container.varlen.reading import column_rounds
 from tdstore.container.varlen.rounds import Rounds, drive
 from tdstore.errors import (
     CorruptStoreError,
+    InvalidStateError,
     KeyNotFoundError,
     ReadOnlyError,
     StoreError,
     TDStoreError,
+    UnsupportedError,
     UntrustedDataError,
 )
 from tdstore.header import Group, Header
@@ -59,8 +61,8 @@ class StoreHandle:
     """
 
     __slots__ = (
-        "__weakref__", "_before", "_ending", "backend", "blank", "entries", "groups", "location", "mode",
-        "needs_compaction", "options", "specs", "store", "trusted", "warned_classes",
+        "__weakref__", "_before", "_deferred", "_ending", "_failed", "_generation", "backend", "blank", "entries",
+        "groups", "location", "mode", "needs_compaction", "options", "specs", "store", "trusted", "warned_classes",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +78,12 @@ class StoreHandle:
         self._hold(store)
         self._before: tuple[dict[Path, Group], dict[Path, LeafSpec]] | None = None
         """The catalogue of the last commit, while the structure changes."""
+        self._deferred = False
+        """Whether a transaction is open: changes are committed at its end."""
+        self._failed = False
+        """Whether a part of the present change failed."""
+        self._generation: object = None
+        """Of the store, before its catalogue was last read; None if nobody asked yet, or nobody can tell."""
         self.blank: bool | None = None
         """Whether an allocated dataset had no rows written at the last commit; None for one that was not allocated."""
         self.backend = backend
@@ -142,15 +150,26 @@ class StoreHandle:
         self._believe(dict(groups), self.specs)
 
     def reopen(self) -> None:
-        """Open the store again, and read what others committed; what this one wrote in place is committed first."""
+        """Open the store again, and read what others committed; what this one wrote in place is committed first.
+
+        A store whose `generation` says that nobody else committed stays open.
+        """
         if self.location is None:
             raise StoreError(f"{self.store.url} has no location to be opened again by", url=self.store.url)
+        generation = self.store.generation()
+        if generation is not None and generation == self._generation and not self.store.uncommitted:
+            return
         mode: Mode = "r+" if self.store.writable else "r"
         self._close_store()
         options = {name: value for name, value in self.options.items() if name != "recover"}
         store, _ = open_unread(self.location, storage=self.backend.name, mode=mode, **options)
         self._hold(store)
+        self._generation = generation
         self.reload()
+
+    def changed_by_others(self) -> bool:
+        """Return whether another process may have committed since `reopen`; True if nobody can tell."""
+        return self._generation is None or self.store.generation() != self._generation
 
     # -- looking -----------------------------------------------------------------------------
     def kind(self, path: Path) -> str | None:
@@ -253,12 +272,16 @@ class StoreHandle:
         """
         self.check_writable()
         if self._before is not None:  # a part of a larger change
-            yield
+            try:
+                yield
+            except BaseException:
+                self._failed = True
+                raise
             return
         store = self.store
         revocable = Cap.DISCARD in store.caps
         if revocable and store.uncommitted:
-            store.save_header(Header(self.groups))
+            self._save(self.groups)
         self._before = self.groups, dict(self.specs)
         try:
             yield
@@ -278,10 +301,47 @@ class StoreHandle:
         self.check_writable()
         if self.blank and self.store.uncommitted:
             self.blank = False
-        self.store.save_header(Header(groups))
+        if not self._deferred:
+            self._save(groups)
         self._believe(dict(groups), self.specs if specs is None else dict(specs))
-        if self._before is not None:
+        if self._before is not None and not self._deferred:
             self._before = self.groups, dict(self.specs)
+
+    def _save(self, groups: Mapping[Path, Group]) -> None:
+        self.store.save_header(Header(groups))
+        self._generation = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make all changes in the block one commit, at its end; where the block raises, none of them has happened.
+
+        Raises:
+            UnsupportedError: the store cannot take back what was written (`DISCARD`), or others see rows at once.
+        """
+        self.check_writable()
+        caps = self.store.caps
+        if Cap.DISCARD not in caps or caps & (Cap.VIEW | Cap.CONCURRENT_WRITE):
+            raise UnsupportedError(
+                f"{self.store.url} has no transactions: "
+                + ("others see rows as soon as they are written" if Cap.DISCARD in caps else "it cannot take back"),
+                url=self.store.url,
+                hint="copy the dataset, change the copy, and save it over this one",
+            )
+        if self._deferred:
+            raise InvalidStateError(f"a transaction on {self.store.url} is open already")
+        with self.changing():
+            self._deferred, self._failed = True, False
+            try:
+                yield
+                if self._failed:
+                    raise InvalidStateError(
+                        f"a change in the transaction on {self.store.url} failed: all of them are taken back",
+                        hint="let its error leave the block",
+                    )
+                self._deferred = False
+                self.commit(self.groups, self.specs)
+            finally:
+                self._deferred = False
 
     def remove(self, paths: Iterable[Path]) -> None:
         """Delete entries of any kind, with all below them."""

@@ -110,6 +110,10 @@ def check_names(options: Mapping[str, Any], url: str, path: Path | None = None) 
     for name in options:
         if name not in OPTIONS:
             raise refusals.leaf_option(url, path, name, OPTIONS)
+    layout = options.get("layout")
+    if layout is not None and layout not in LAYOUTS:
+        where = "new leaves" if path is None else path_text(path)
+        raise _wrong(url, where, "layout", layout, f"one of {', '.join(map(repr, LAYOUTS))}")
 
 
 def default_inner(shape: tuple[int, ...], itemsize: int, layout: str) -> tuple[int, ...]:

@@ -1,0 +1,165 @@
+"""The kit's tests of what openers are given, of options that all backends share, and of what calls a store."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path as FsPath
+from typing import Any
+
+import pytest
+import torch
+
+from tdstore.container.storage.handle import StoreHandle
+from tdstore.errors import OptionError, StoreError
+from tdstore.hookspecs import Backend
+from tdstore.registry import registry
+from tdstore.store import Cap
+from tdstore.testing.checks.sharing import SharingTests
+from tdstore.testing.comparing import (
+    check_equal,
+    check_leaves,
+    check_mentions,
+    check_paths,
+    check_same,
+    failure,
+    raises,
+)
+from tdstore.testing.samples import sample
+from tdstore.testing.setup import Leaves, Location, fill, header_for, local_path, numbers, read_all
+from tdstore.testing.wrappers import CountingStore
+from tdstore.types import LeafSpec, Read, Write
+
+OLD: Leaves = {("a",): numbers(6, 4), ("g", "b"): numbers(5).long()}
+SHARED: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    "durable": (("none", "commit"), ("sometimes",)),
+    "verify": (("none", "size", "full"), ("perhaps",)),
+    "recover": ((None, "accept"), ("guess",)),
+    "lock_timeout": ((0.0, 0.5), ()),
+    "max_bytes": ((None, 1 << 30), ()),
+    "layout": ((None, "random", "scan"), ("sideways",)),
+}
+"""Options that mean the same wherever a backend has them: values that it takes, and some that it refuses."""
+WRITING = ("durable", "layout")
+"""Those that say something to a writer only."""
+
+
+class OpeningTests(SharingTests):
+    """Tests that openers take text and paths, and that options which backends share mean the same for all of them."""
+
+    def test_location_as_text_and_path(self, location: Location) -> None:
+        """Check that a local place opens by its text and by its path; a store in memory has no location."""
+        if location is None:
+            check_paths(self.holding(location, OLD).paths(), OLD, "a store without a location")
+            return
+        self.needs(Cap.PERSISTENT)
+        self.saved(location, OLD)
+        text = str(location)
+        places: list[Location] = [text] if "://" in text else [text, FsPath(text)]
+        for place in places:
+            with registry().open(self.importable(), place, **self.options) as store:
+                check_leaves(read_all(store), OLD, f"opened by a {type(place).__name__}")
+
+    def test_location_with_scheme(self, location: Location) -> None:
+        """Check that a local place opens with the schemes of the backend before it, as without."""
+        self.needs(Cap.PERSISTENT)
+        schemes = () if self.backend is None else self.declaration().schemes
+        if local_path(location) is None or not schemes or "://" in str(location):
+            pytest.skip("no scheme stands for a local place")
+        self.saved(location, OLD)
+        for scheme in schemes:
+            with registry().open(self.declaration(), f"{scheme}://{location}", **self.options) as store:
+                check_leaves(read_all(store), OLD, f"opened as {scheme}://...")
+
+    @pytest.mark.parametrize("option", SHARED)
+    def test_shared_option(self, location: Location, option: str) -> None:
+        """Check that an option which backends share takes the values that it has elsewhere, and refuses others."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        backend = self.importable()
+        if option not in inspect.signature(registry()._opener(backend)).parameters:
+            pytest.skip(f"the opener has no option {option}")
+        good, bad = SHARED[option]
+        mode: Any = "w" if option in WRITING else "r"
+        self.saved(location, OLD)
+        for value in good:
+            with registry().open(backend, location, mode=mode, **{**self.options, option: value}) as store:
+                if mode == "w":
+                    fill(store, OLD)
+                    store.save_header(header_for(OLD))
+                check_leaves(read_all(store), OLD, f"opened with {option}={value!r}")
+        for value in bad:
+            with raises(OptionError, match=option, doing=f"opening with {option}={value!r}"):
+                registry().open(backend, location, mode=mode, **{**self.options, option: value})
+
+    def test_max_bytes(self, location: Location) -> None:
+        """Check that `max_bytes` refuses a dataset that declares more, with an error that names the option."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        backend = self.importable()
+        if "max_bytes" not in inspect.signature(registry()._opener(backend)).parameters:
+            pytest.skip("the opener has no option max_bytes")
+        self.saved(location, OLD)
+        with (
+            raises(StoreError, doing="opening 136 bytes of data with max_bytes=10") as caught,
+            registry().open(backend, location, **{**self.options, "max_bytes": 10}) as store,
+        ):
+            read_all(store)
+        check_mentions(caught.value, "max_bytes")
+
+    def importable(self) -> Backend:
+        """Return the backend under test, if its opener can be imported."""
+        backend = self.declaration()
+        if "<" in backend.opener:
+            pytest.skip("the opener cannot be imported by its name; see test_opener_is_importable")
+        return backend
+
+    # -- what calls a store --------------------------------------------------------------
+    def test_commit_is_save_header(self, location: Location) -> None:
+        """Check that a commit is one `save_header`, and that nothing calls `flush`."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        self.saved(location, OLD)
+        store = CountingStore(self.opened(location, "r+"))
+        handle = StoreHandle(store, self.declaration(), str(location), "r+", {})
+        store.write([Write(("a",), (), OLD[("a",)] + 1)])
+        store.reset()
+        handle.commit(handle.groups)
+        check_equal(dict(store.calls), {"save_header": 1}, "calls of a commit")
+        handle.close()
+        check_same(self.opened(location).read([Read(("a",))])[0], OLD[("a",)] + 1, "after a commit")
+
+    def test_flush_commits_no_structure(self, location: Location) -> None:
+        """Check that `flush` is no commit: new leaves are not there for others, nor after `close`."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        self.needs_name(location)
+        self.saved(location, OLD)
+        with self.opened(location, "r+") as store:
+            fill(store, {("new",): numbers(3)})
+            store.flush()
+            check_same(store.read([Read(("new",))])[0], numbers(3), "a new leaf after flush")
+        with self.opened(location) as store:
+            check_paths(store.paths(), OLD, "flush() committed what create did")
+
+    def test_generation(self, location: Location) -> None:
+        """Check that `generation` stays while nobody commits, and differs after another process has committed."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        self.saved(location, OLD)
+        with self.opened(location) as store:
+            before = store.generation()
+            if before is None:
+                pytest.skip("the store cannot tell (it does not override generation)")
+            read_all(store)
+            check_equal(store.generation(), before, "generation() after a read")
+            child = self.child(location)
+            child.ask("close")
+            said = child.ask("change", 7)
+            if said:
+                raise failure(f"a writer is refused while a reader has the store open: {said}")
+            if store.generation() == before:
+                raise failure("generation() is the same after another process has committed")
+
+    def test_large_row(self, location: Location) -> None:
+        """Check that one row may be several MiB, and is written and read alone."""
+        self.needs(Cap.WRITE, Cap.PARTIAL_READ, Cap.PARTIAL_WRITE)
+        row = sample("uint8", (1, 6 << 20))
+        store = self.opened(location, "w")
+        store.create({("a",): LeafSpec((3, 6 << 20), "uint8")})
+        store.write([Write(("a",), (slice(1, 2, 1),), row)])
+        check_same(store.read([Read(("a",), (torch.tensor([1]),))])[0], row, "a row of 6 MiB")

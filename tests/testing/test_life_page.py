@@ -1,0 +1,45 @@
+"""`docs/reference/life-of-a-store.md`: each sentence names the tests that read it, and these are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tdstore.testing import CrashTests, StoreTests
+from tdstore.testing.checks.openings import SHARED
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reference" / "life-of-a-store.md"
+MARK = re.compile(r"<!-- (.*?) -->")
+
+
+def sentences() -> list[str]:
+    """Lines of the sections: each is one sentence. The introduction and tables with their captions are none."""
+    _, _, body = PAGE.read_text().partition("\n## ")
+    lines = [line for line in body.splitlines()[1:] if line and not line.startswith(("#", "|"))]
+    return [line for line in lines if not line.startswith("An option of these names means the same")]
+
+
+def test_each_sentence_names_its_tests():
+    bare = [line for line in sentences() if not MARK.search(line)]
+    assert not bare, "sentences without a test:\n" + "\n".join(bare)
+    assert len(sentences()) > 50
+    for line in sentences():
+        text = MARK.sub("", line).strip().rstrip("`")
+        assert text.endswith("."), f"a line is one sentence, with its tests after it: {line}"
+
+
+def test_the_tests_are_there():
+    for line in sentences():
+        for name in " ".join(MARK.findall(line)).split():
+            path, _, test = name.rpartition("::")
+            if path:
+                assert f"def {test}(" in (ROOT / path).read_text(), name
+            else:
+                assert hasattr(StoreTests, name) or hasattr(CrashTests, name), f"{name} is no test of the kit: {line}"
+
+
+def test_the_table_has_the_options_that_the_kit_tests():
+    named = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
+    assert named == ["durable", "verify", "recover", "lock_timeout", "max_bytes", "layout"]
+    assert sorted(named) == sorted(SHARED)
