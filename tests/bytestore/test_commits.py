@@ -431,7 +431,7 @@ def test_a_slow_writer_whose_objects_were_collected_is_told(engine, monkeypatch)
     time.sleep(0.01)
     with open_objects(again(engine), mode="r+") as other:
         assert len(other.collect(older_than=0)) == 1
-    with pytest.raises(StoreError, match="are gone"):
+    with pytest.raises(StoreError, match="were deleted"):
         slow.save_header(numbered(1))
     slow.discard()
     slow.close()

@@ -378,7 +378,7 @@ def test_default_layout(place: FsPath) -> None:
 
 def test_options_are_checked(place: FsPath) -> None:
     for options in ({"chunks": 0}, {"chunks": "x"}, {"shards": -1}, {"compressors": "lzma2"}, {"layout": "fast"}):
-        with open_zarr(place, mode="w", **options) as store, pytest.raises(OptionError, match=next(iter(options))):
+        with pytest.raises(OptionError, match=next(iter(options))), open_zarr(place, mode="w", **options) as store:
             store.create({("a",): LeafSpec((3, 4), "int8")})
     with open_zarr(place, mode="w") as store, pytest.raises(OptionError, match="did you mean 'chunks'"):
         store.create({("a",): LeafSpec((3, 4), "int8", chunk=3)})

@@ -169,7 +169,11 @@ class BindingMixin(ResidentTree):
     def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
         write = super()._prepared(entries, at)
         values = [
-            key for key in entries if isinstance(v := self._data.get(key), NonTensor) and not isinstance(v, Tensor)
+            key
+            for key, value in entries.items()
+            if isinstance(v := self._data.get(key), NonTensor)
+            and not isinstance(v, Tensor)
+            and (at or value is not v)  # an entry that is written onto itself stays as it is
         ]
         if values and self._binding is None and self._state & (MAPPED | SHARED) and not self._state & CONSOLIDATED:
             self._check_slice(entries, values)
