@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -91,3 +92,11 @@ def keep_out(fn: Callable[..., Any]) -> None:
     if hasattr(hook, "set_code_exec_strategy"):
         skip = hook._FrameAction.SKIP
         hook.set_code_exec_strategy(fn.__code__, hook._FrameExecStrategy(skip, skip))
+
+
+def keep_methods_out(*classes: type) -> None:
+    """Keep torch.compile out of all methods that classes define themselves; `keep_out` says why."""
+    for cls in classes:
+        for method in vars(cls).values():
+            if isinstance(method, FunctionType):
+                keep_out(method)

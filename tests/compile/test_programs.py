@@ -11,6 +11,7 @@ import torch
 
 import tdstore
 from tdstore import PersistentTensorDict, TensorDict
+from tdstore.index.selection import Selection
 from tests.differential.oracle import describe, differences
 
 from .programs import PROGRAMS, floats, sample
@@ -119,6 +120,29 @@ def test_a_dataset_that_is_stored_breaks_the_graph_and_is_right(tmp_path):
         got = torch.compile(program, backend="eager")(td)
         same(program(sample()), got)
         same(sample()["i"] + 1, td["i"])
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_the_reads_and_writes_of_a_dataset_are_not_compiled(tmp_path, monkeypatch):
+    compiling = []
+    for name in ("read_plan", "write_plan"):
+
+        def plan(self, original=getattr(Selection, name)):
+            compiling.append(torch.compiler.is_compiling())
+            return original(self)
+
+        monkeypatch.setattr(Selection, name, plan)
+    sample().save(tmp_path / "td.h5")
+    with tdstore.open(tmp_path / "td.h5", "r+") as td:
+
+        def program(td):
+            td.set_at_("i", td["i"][1:] + 1, slice(1, None))
+            td[1:] = td[:-1]
+            return td[1:]["n", "b"] + 1
+
+        torch.compile(program, backend="eager")(td)
+    assert len(compiling) > 3
+    assert not any(compiling)
 
 
 def test_negative_rows_and_rows_that_are_not_there():

@@ -13,9 +13,11 @@ from tdstore.convert.opened import place_of_group
 from tdstore.errors import KeyNotFoundError, OptionError, UnsupportedError
 from tdstore.index.selection import Selection
 from tdstore.index.shapes import as_size
+from tdstore.index.tracing import keep_methods_out
 from tdstore.io.opening import Location
 from tdstore.pickling import rebuild
-from tdstore.tensordicts.persistent.window import View
+from tdstore.tensordicts.persistent.reading import StoredTree
+from tdstore.tensordicts.persistent.window import View, WindowTree
 from tdstore.tensordicts.persistent.writing import StoredWrites
 from tdstore.types import Fault, Names, Path, path_text
 
@@ -267,3 +269,4 @@ def rebuilt(
 
 
 Container._stored_class = PersistentTensorDict
+keep_methods_out(WindowTree, StoredTree, StoredWrites, PersistentTensorDict)
