@@ -15,11 +15,13 @@ from torch import Tensor
 
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError
 from tdstore.rl.buffers import dimensions
-from tdstore.rl.buffers.checkpoints import dump_parts, load_parts
+from tdstore.rl.buffers.checkpoints import dump_parts, load_parts, load_states
 from tdstore.rl.buffers.parts import (
     asked_size,
     call_transform,
+    check_generator,
     check_size,
+    check_transform,
     collated,
     inverted,
     is_key,
@@ -104,7 +106,7 @@ class ReplayBuffer:
         self.shared = shared
         self._transforms: list[tuple[Any, bool]] = []
         if transform is not None:
-            self._transforms.append((transform, False))
+            self.append_transform(transform)
         self._pool: ThreadPoolExecutor | None = None
         self._pending: deque[Future[Any]] = deque()
         self._generator: torch.Generator | None = None
@@ -123,7 +125,7 @@ class ReplayBuffer:
             if self._storage.filled_directly and isinstance(self._writer, RoundRobinWriter):
                 self._writer.empty()
         if isinstance(self._sampler, PrioritizedSampler) and len(self._storage):
-            self._sampler.extend(torch.arange(len(self._storage)))
+            self._sampler.extend(torch.arange(len(self._storage)), storage=storage_for(self._sampler, self._storage))
 
     _default_writer: Callable[[], Writer] = RoundRobinWriter
 
@@ -156,8 +158,7 @@ class ReplayBuffer:
     @property
     def write_count(self) -> int:
         """Rows that were ever written."""
-        count = self._writer.write_count if isinstance(self._writer, Writer) else self._writer._write_count
-        return int(count)
+        return int(self._writer.write_count if isinstance(self._writer, Writer) else self._writer._write_count)
 
     @property
     def initialized(self) -> bool:
@@ -166,6 +167,7 @@ class ReplayBuffer:
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Set the generator of all random numbers."""
+        check_generator(generator)
         self._generator = generator
         ours = isinstance(self._sampler, Sampler)
         self._direct = ours and isinstance(self._storage, (TabularStorage, ListStorage))
@@ -214,8 +216,7 @@ class ReplayBuffer:
         Args:
             invert: call it with the data that is written instead.
         """
-        self._transforms.append((transform, invert))
-        return self
+        return self.insert_transform(len(self._transforms), transform, invert=invert)
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Insert a transform, otherwise as `append_transform`.
@@ -225,6 +226,7 @@ class ReplayBuffer:
             transform: the transform.
             invert: whether it is called before writing instead of after reading.
         """
+        check_transform(transform)
         self._transforms.insert(index, (transform, invert))
         return self
 
@@ -405,6 +407,7 @@ class ReplayBuffer:
         return batch, info, bool(getattr(self._sampler, "ran_out", False))
 
     _ran_out = False
+    _iterator: Iterator[Any] | None = None
 
     def _clear_prefetched(self) -> None:
         while self._pending:
@@ -432,14 +435,12 @@ class ReplayBuffer:
 
     def next(self) -> Any:
         """Return the next batch of the pass; None when it is over."""
-        if not hasattr(self, "_iterator") or self._iterator is None:
-            self._iterator: Iterator[Any] | None = iter(self)
-        try:
-            assert self._iterator is not None
-            return next(self._iterator)
-        except StopIteration:
+        if self._iterator is None:
+            self._iterator = iter(self)
+        batch = next(self._iterator, None)
+        if batch is None:
             self._iterator = None
-            return None
+        return batch
 
     # -- rows by index -----------------------------------------------------------------------
     def __len__(self) -> int:
@@ -493,21 +494,22 @@ class ReplayBuffer:
         """Return rows, positions and random numbers, as plain data and tensors."""
         with self._lock:
             self._rank_marked()
-            generator = self._generator
             return {
                 "_storage": self._storage.state_dict(), "_sampler": self._sampler.state_dict(),
                 "_writer": self._writer.state_dict(), "_batch_size": self._batch_size,
-                "_rng": None if generator is None else generator.get_state(),
+                "_rng": None if self._generator is None else self._generator.get_state(),
             }  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a state dict; nothing of it is aliased."""
+        """Resume from a state dict; nothing of it is aliased. After an error nothing is changed.
+
+        Raises:
+            KeyError: an entry is missing, or is of another kind.
+        """
         with self._lock:
+            load_states({"_writer": self._writer, "_sampler": self._sampler, "_storage": self._storage}, state_dict)
             self._clear_prefetched()
             self._marked.clear()
-            self._storage.load_state_dict(state_dict["_storage"])
-            self._writer.load_state_dict(state_dict["_writer"])
-            self._sampler.load_state_dict(state_dict["_sampler"])
             self._batch_size = state_dict.get("_batch_size", self._batch_size)
             if state_dict.get("_rng") is not None:
                 self._restore_rng(state_dict["_rng"])
@@ -549,9 +551,7 @@ class ReplayBuffer:
         """Save as `dumps(path)`."""
         self.dumps(path)
 
-    def dump(self, path: str | os.PathLike[str]) -> None:
-        """Save as `dumps(path)`."""
-        self.dumps(path)
+    dump = save
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Load as `loads(path)`."""

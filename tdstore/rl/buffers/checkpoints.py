@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.errors import StoreNotFoundError
+from tdstore.errors import StateDictError, StoreNotFoundError, TDStoreError
 from tdstore.rl.storages.tabular import is_collection
 from tdstore.values import decode_value, encode_value
 
@@ -86,6 +86,35 @@ def load_parts(folder: FilePath, parts: Mapping[str, Any]) -> tuple[dict[str, An
         future.set_result((batch, dict(decode_value(one["info"])), one["ran_out"]))
         pending.append(future)
     return about, rng, pending
+
+
+def load_states(parts: Mapping[str, Any], state_dict: Any) -> None:
+    """Have the parts of a buffer take over their entries of a state dict, all of them or none.
+
+    Args:
+        parts: by their entries; that of the rows, whose loading changes most, comes last.
+        state_dict: as `state_dict()` of the buffer returns it.
+
+    Raises:
+        StateDictError: an entry is missing, or is of another kind.
+    """
+    missing = [name for name in parts if not isinstance(state_dict, Mapping) or name not in state_dict]
+    if missing:
+        raise StateDictError(f"this is no state dict of a replay buffer: it has no {', '.join(sorted(missing))}")
+    *small, rows = parts
+    before = {name: parts[name].state_dict() for name in small}
+    name = rows
+    try:
+        for name in (*small, rows):
+            parts[name].load_state_dict(state_dict[name])
+        for name in small:  # the cursor of a writer is one of the rows
+            parts[name].load_state_dict(state_dict[name])
+    except BaseException as error:
+        for changed, state in before.items():
+            parts[changed].load_state_dict(state)
+        if isinstance(error, (KeyError, TypeError, AttributeError)) and not isinstance(error, TDStoreError):
+            raise StateDictError(f"{name} of the state dict is malformed: {error!r}") from error
+        raise
 
 
 def _copy_of(folder: FilePath) -> Any:

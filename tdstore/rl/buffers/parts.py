@@ -79,6 +79,18 @@ def check_size(batch_size: Any) -> None:
         raise InvalidArgumentError(f"batch_size is a number of rows, at least 1, not {batch_size!r}")
 
 
+def check_generator(generator: Any) -> None:
+    """Raise TypeError unless this is a generator of random numbers, or None."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InvalidTypeError(f"generator is a torch.Generator, not {type(generator).__name__}")
+
+
+def check_transform(transform: Any) -> None:
+    """Raise TypeError unless this can be called with batches."""
+    if not callable(transform):
+        raise InvalidTypeError(f"transform is called with batches, which a {type(transform).__name__} cannot be")
+
+
 def asked_size(asked: int | None, own: int | None) -> int:
     """Return the rows of a batch, from the argument of `sample` or else of the constructor.
 

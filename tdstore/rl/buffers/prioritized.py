@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -58,9 +57,9 @@ class PrioritizedSampler(Sampler):
     ) -> None:
         super().__init__()
         for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps)):
-            if not (value >= 0 and math.isfinite(value)):
+            if not isinstance(value, (int, float, np.number)) or not (value >= 0 and math.isfinite(value)):
                 raise InvalidArgumentError(f"{name} is a number of 0 or more, not {value!r}")
-        if isinstance(max_capacity, bool) or operator.index(max_capacity) < 1:
+        if isinstance(max_capacity, bool) or not isinstance(max_capacity, (int, np.integer)) or max_capacity < 1:
             raise InvalidArgumentError(f"max_capacity is a number of slots, at least 1, not {max_capacity!r}")
         if max_capacity > _MOST:
             raise InvalidArgumentError(
@@ -119,11 +118,18 @@ class PrioritizedSampler(Sampler):
         self.extend(index)
 
     def extend(self, index: Any, *, storage: Any = None) -> None:
-        """Set the largest priority for new rows."""
+        """Set the largest priority for new rows. A storage with more slots than the sampler makes it larger."""
         slots = as_slots(index, storage)
+        if storage is not None and len(slots) and slots.max() >= self.max_capacity:
+            self._grow(min(int(storage.max_size), 2 * int(slots.max()) + 2))
         self._check(slots)
         if len(slots):
             self._tree.update(slots, self._weight(self._largest))
+
+    def _grow(self, slots: int) -> None:
+        weights, self.max_capacity = self._tree.weights(self.max_capacity), slots
+        self._tree = SegmentTree(slots)
+        self._tree.update(np.arange(len(weights)), weights)
 
     def follow(self, storage: Any, written: Ints | None = None) -> None:
         """Set the largest priority for rows that other processes wrote.
@@ -146,7 +152,7 @@ class PrioritizedSampler(Sampler):
             slots = (rows.reshape(-1, 1) * inner + np.arange(inner)).reshape(-1)
             if written is not None:
                 slots = np.setdiff1d(slots, written)
-        self.extend(torch.from_numpy(slots))
+        self.extend(torch.from_numpy(slots), storage=storage)
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
         """Set the largest priority for changed rows."""
@@ -165,24 +171,7 @@ class PrioritizedSampler(Sampler):
             TypeError: the priorities are no real numbers.
         """
         slots = as_slots(index, storage)
-        try:
-            given = torch.as_tensor(priority).detach()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InvalidTypeError(f"priority is a number or a tensor of numbers, not {priority!r:.100}") from error
-        if given.is_complex():
-            raise InvalidTypeError(f"priority is of real numbers, not {dtype_name(given.dtype)}")
-        if given.dtype is torch.float32 and given.is_cpu:  # numpy casts few numbers faster than torch does
-            values = given.numpy().astype(np.float64).reshape(-1)
-        else:
-            values = given.reshape(-1).cpu().to(torch.float64).numpy()
-        if len(values) not in (1, len(slots)):
-            raise InvalidArgumentError(f"there are {len(values)} priorities for {len(slots)} rows")
-        # All is looked at before anything is set; the minimum of numbers with a NaN among them is NaN.
-        if len(values) and not (values.min() >= 0 and values.max() < np.inf):
-            wrong = int(np.flatnonzero(~((values >= 0) & (values < np.inf)))[0])
-            raise InvalidArgumentError(
-                f"priority {values[wrong]} at position {wrong}: priorities are finite and not negative"
-            )
+        values = as_priorities(priority, len(slots))  # all is looked at before anything is set
         rows = self.max_capacity if storage is None else min(self.max_capacity, len(storage))
         if len(slots) and slots.view(np.uint64).max() >= rows:  # beyond the end, or below 0
             named = slots != -1
@@ -235,3 +224,41 @@ class PrioritizedSampler(Sampler):
     def __repr__(self) -> str:
         """Return the class and its parameters."""
         return f"{type(self).__name__}(alpha={self.alpha}, beta={self.beta}, max_capacity={self.max_capacity})"
+
+
+def as_numbers(priority: Any) -> torch.Tensor:
+    """Return priorities as a tensor of real numbers.
+
+    Raises:
+        TypeError: they are none.
+    """
+    try:
+        received = torch.as_tensor(priority).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidTypeError(f"priority is a number or a tensor of numbers, not {priority!r:.100}") from error
+    if received.is_complex():
+        raise InvalidTypeError(f"priority is of real numbers, not {dtype_name(received.dtype)}")
+    return received
+
+
+def as_priorities(priority: Any, rows: int) -> Floats:
+    """Return the priorities of that many rows, `[rows]` or `[1]`, checked.
+
+    Raises:
+        ValueError: one is negative, NaN or infinite, or there is another number of them.
+        TypeError: they are no real numbers.
+    """
+    received = as_numbers(priority)
+    if received.dtype is torch.float32 and received.is_cpu:  # numpy casts few numbers faster than torch does
+        values: Floats = received.numpy().astype(np.float64).reshape(-1)
+    else:
+        values = received.reshape(-1).cpu().to(torch.float64).numpy()
+    if len(values) not in (1, rows):
+        raise InvalidArgumentError(f"there are {len(values)} priorities for {rows} rows")
+    # The minimum of numbers with a NaN among them is NaN.
+    if len(values) and not (values.min() >= 0 and values.max() < np.inf):
+        wrong = int(np.flatnonzero(~((values >= 0) & (values < np.inf)))[0])
+        raise InvalidArgumentError(
+            f"priority {values[wrong]} at position {wrong}: priorities are finite and not negative"
+        )
+    return values

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import tdstore
-from tdstore.errors import KeyNotFoundError
+from tdstore.errors import InvalidArgumentError, KeyNotFoundError
 from tdstore.rl.buffers.buffer import ReplayBuffer
 from tdstore.rl.buffers.parts import collated, is_storage, made_part
-from tdstore.rl.buffers.prioritized import PrioritizedSampler
+from tdstore.rl.buffers.prioritized import PrioritizedSampler, as_numbers, as_priorities
 from tdstore.rl.buffers.writers import TensorDictRoundRobinWriter, only_collections
 from tdstore.rl.storages.lists import ListStorage
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
@@ -70,27 +70,39 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """Write TensorDicts, with the priorities of their entry `priority_key`, if they have it."""
         if not isinstance(data, list):
             only_collections(data)
+        priority = self._priority_of(data, None) if is_collection(data) else None
         index = super().extend(data)
-        if self._ranks and is_collection(data):
-            self._rank(index, data)
+        if priority is not None:
+            self.update_priority(index, priority)
         return index
 
     def add(self, data: Any) -> int | Tensor | None:
         """Write one TensorDict, and return its index; None if the writer dropped it."""
-        index = super().add(only_collections(data))
-        if self._ranks:
-            self._rank(torch.as_tensor(index).reshape(-1), data.unsqueeze(0))
+        slots = data.batch_size[: self._storage.ndim - 1].numel() if is_collection(data) else 1
+        priority = self._priority_of(only_collections(data), slots)
+        index = super().add(data)
+        if priority is not None and index is not None:
+            self.update_priority(torch.as_tensor(index).reshape(slots, -1).squeeze(-1), priority)
         return index
 
-    def _rank(self, index: Any, data: Any) -> None:
-        priority = data.get(self.priority_key, None)
-        if priority is not None:
-            self.update_priority(index, self._reduced(priority, len(index)))
+    def _priority_of(self, data: Any, slots: int | None) -> Tensor | None:
+        """Return the priorities that rows bring along, checked before the rows are written; None for none."""
+        priority = data.get(self.priority_key, None) if self._ranks else None
+        if priority is None:
+            return None
+        slots = data.batch_size[: self._storage.ndim].numel() if slots is None else slots
+        reduced = self._reduced(priority, slots)
+        as_priorities(reduced, slots)
+        return reduced
 
     def _reduced(self, priority: Any, rows: int) -> Tensor:
-        flat = torch.as_tensor(priority).detach()
-        if flat.numel() == rows:
+        flat = as_numbers(priority)
+        if flat.numel() == rows or not rows:
             return flat.reshape(-1)
+        if not flat.numel() or flat.numel() % rows:
+            raise InvalidArgumentError(
+                f"{self.priority_key!r} has shape {list(flat.shape)}: those are no priorities of {rows} rows"
+            )
         flat = flat.reshape(rows, -1).double()
         made = getattr(flat, getattr(self._sampler, "reduction", "max"))(dim=1)
         return made if isinstance(made, Tensor) else torch.as_tensor(made.values)
@@ -101,6 +113,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         Raises:
             KeyError: one of them is missing. ValueError: a priority is negative or NaN.
         """
+        only_collections(data)
         index, priority = data.get("index", None), data.get(self.priority_key, None)
         if index is None or priority is None:
             missing = "index" if index is None else self.priority_key

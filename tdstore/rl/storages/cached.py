@@ -136,8 +136,8 @@ class StoredTable(Table):
         """Restore the committed rows after a failed write, also those that the store holds back."""
         store = self.handle.store
         if Cap.DISCARD in store.caps and Cap.SHARED not in store.caps:
-            store.discard()
-        elif saved:
+            store.discard()  # rows that were flushed may stay, where others see them at once
+        if saved:
             self.undo()
 
     def flush(self) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 import tdstore
 from tdstore import StoreHandle, TensorDict
 from tdstore.dtypes import dtype_name
-from tdstore.errors import BatchSizeError, InvalidStateError, InvalidTypeError
+from tdstore.errors import BatchSizeError, InvalidStateError, InvalidTypeError, StateDictError
 from tdstore.rl.storages.cached import CachedTable, StoredTable
 from tdstore.rl.storages.places import (
     Found,
@@ -400,6 +400,9 @@ def state_of(storage: LazyStorage) -> dict[str, Any]:
 
 def load_state(storage: LazyStorage, state_dict: dict[str, Any]) -> None:
     """Copy the rows of a state dict."""
+    missing = [name for name in ("_storage", "_len") if name not in state_dict]
+    if missing:
+        raise StateDictError(f"this is no state dict of a storage: it has no {', '.join(missing)}")
     rows, length = state_dict["_storage"], int(state_dict["_len"])
     if not state_dict.get("initialized", True) or (not isinstance(rows, Tensor) and not rows):
         storage.empty()
@@ -410,8 +413,10 @@ def load_state(storage: LazyStorage, state_dict: dict[str, Any]) -> None:
         storage._make(structure_of(data, storage.ndim, dims[1:]))
     table = storage._ready()
     count = length // table.slots_per_row
-    if count > table.capacity:
-        raise BatchSizeError(f"the state dict has {count} rows, and this storage has room for {table.capacity}")
+    if not 0 <= count <= min(table.capacity, dims[0]):
+        raise BatchSizeError(
+            f"the state dict has {dims[0]} rows and the length {count}, and this storage has room for {table.capacity}"
+        )
     values = storage._prepare(data, dims)
     table = storage._ready()
     epoch = storage._state.epoch + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tdstore.errors import OutOfRangeError
-from tdstore.rl.storages.table import Ints
+from tdstore.rl.storages.table import Ints, Rows
 
 
 class Selection(NamedTuple):
@@ -83,7 +84,10 @@ def select(index: Any, length: int, inner: tuple[int, ...], what: str) -> Select
             return select(index[0], length, inner, what)
         return _over_dimensions(index, length, inner, what)
     if is_int(index):
-        row = int(check(np.array([operator.index(int(index))], np.int64), length, what)[0])
+        number = operator.index(int(index))
+        if not -length <= number < length:  # before numpy gets it: it may not fit an int64
+            raise OutOfRangeError(f"index {number} is out of range: {what}")
+        row = number % length
         return Selection(slice(row, row + 1), None, inner, single=True)
     if index is Ellipsis or index is None:
         index = slice(None)
@@ -140,3 +144,31 @@ def _over_dimensions(index: tuple[Any, ...], length: int, inner: tuple[int, ...]
     except IndexError as error:
         raise OutOfRangeError(f"{error}: {what}") from None
     return Selection(None, picked.reshape(-1), picked.shape)
+
+
+def visible(places: Sequence[Rows], length: int) -> Rows | None:
+    """Return those rows that are below a length; None where none is."""
+    if len(places) == 1 and isinstance(places[0], slice) and places[0].stop <= length:
+        return places[0]
+    found: list[Rows] = []
+    for rows in places:
+        if isinstance(rows, slice):
+            if rows.start < length:
+                found.append(slice(rows.start, min(rows.stop, length)))
+        else:
+            seen = rows[rows < length]
+            if len(seen):
+                found.append(seen)
+    if len(found) < 2:
+        return found[0] if found else None
+    return np.concatenate([np.arange(r.start, r.stop) if isinstance(r, slice) else r for r in found])
+
+
+def last_of(rows: Ints) -> Ints | None:
+    """Return the positions of the last mention of each row, in order; None when no row repeats."""
+    if len(rows) < 2:
+        return None
+    unique, first = np.unique(rows[::-1], return_index=True)
+    if len(unique) == len(rows):
+        return None
+    return np.sort(len(rows) - 1 - first)

@@ -113,12 +113,13 @@ class ListStorage(Storage):
                 )
             end = max(end, at + 1)
             placed.append(at)
+        if self.device is not None:
+            items = [item.to(self.device) if hasattr(item, "to") else item for item in items]
         for at, item in zip(placed, items, strict=True):
-            moved = item.to(self.device) if self.device is not None and hasattr(item, "to") else item
             if at == len(self._items):
-                self._items.append(moved)
+                self._items.append(item)
             else:
-                self._items[at] = moved
+                self._items[at] = item
 
     def append(self, data: Any) -> Ints:
         """Write objects at the cursor, which wraps at `max_size`; return their rows."""
@@ -318,6 +319,8 @@ def stacked(items: Sequence[Any]) -> Any:
     Raises:
         RuntimeError: their structures differ.
     """
+    if not items:
+        raise InvalidStateError("there are no rows in the data that is to be written")
     first = items[0]
     if is_container(first):
         return tdstore.stack(list(items))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import memmove
 from typing import Any, NamedTuple
 
@@ -18,13 +18,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+import tdstore
 from tdstore import MemoryMappedTensor, StoreHandle
-from tdstore.dtypes import from_numpy, is_bit_pattern, to_numpy
-from tdstore.errors import BatchSizeError, CorruptStoreError
-from tdstore.rl.storages.structure import Column
+from tdstore.dtypes import dtype_name, from_numpy, is_bit_pattern, to_numpy
+from tdstore.errors import BatchSizeError, CorruptStoreError, InvalidTypeError
+from tdstore.rl.storages.structure import Column, is_container
 from tdstore.storekit.pageadvice import MANY, map_pages
 from tdstore.storekit.sparse import reserve
-from tdstore.types import Path, Write
+from tdstore.types import Path, Write, path_text
 
 STATE: Path = ("_replay_state", "data")
 UNDO: Path = ("_replay_undo", "data")
@@ -109,6 +110,32 @@ def part_of(rows: Rows, start: int, stop: int) -> Rows:
     if isinstance(rows, slice):
         return slice(rows.start + start, rows.start + stop)
     return rows[start:stop]
+
+
+def dense(value: Any, column: Column) -> Tensor:
+    """Return the value of an entry as a tensor whose rows can be copied into a column of tensors.
+
+    Raises:
+        TypeError: it is no number, no array and no dense tensor with data.
+    """
+    where, held = path_text(column.path) if column.path else "the data", dtype_name(column.dtype)
+    if not isinstance(value, Tensor):
+        if tdstore.is_non_tensor(value) or is_container(value) or isinstance(value, (str, bytes, Mapping)):
+            raise InvalidTypeError(
+                f"{where} is a {type(value).__name__}, and the storage holds tensors of {held} there"
+            )
+        try:
+            return torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidTypeError(f"{where} cannot be made a tensor of {held}: {error}") from error
+    if value.is_nested or value.layout is not torch.strided:
+        kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+        raise InvalidTypeError(
+            f"{where} is a {kind} tensor, and the rows of a storage are dense", hint="pass value.to_dense()"
+        )
+    if value.is_meta:
+        raise InvalidTypeError(f"{where} is a meta tensor, which has no data to store")
+    return value
 
 
 class Block(Sequence[Any]):
@@ -313,24 +340,32 @@ class ArrayTable(Table):
     def write(self, rows: Rows, values: Sequence[Any]) -> None:
         """Write rows of all columns."""
         if not isinstance(rows, slice):
-            for array, value in zip(self._arrays, values, strict=True):
-                if value is not None:
-                    array[rows] = to_numpy(value)
+            received = [None if value is None else to_numpy(value) for value in values]
+            for array, source in zip(self._arrays, received, strict=True):
+                if source is not None:
+                    array[rows] = source
             return
         first, count = rows.start, rows.stop - rows.start
         if type(values) is Block:
             for (start, size), address in zip(self._bytes, values.addresses, strict=True):
                 memmove(start + first * size, address, count * size)
             return
+        copies: list[tuple[int, int, int]] = []
+        casts: list[tuple[Array, Array]] = []
         for (start, size, dtype, array), value in zip(self._places, values, strict=True):
             if value is None:
                 continue
             if value.dtype is not dtype or value.nbytes != count * size:
                 raise BatchSizeError(f"{count} rows of {size} bytes and {dtype} do not take {list(value.shape)}")
             if value.is_contiguous() and not dtype.is_complex and not value.is_neg():
-                memmove(start + first * size, value.data_ptr(), count * size)
+                copies.append((start + first * size, value.data_ptr(), count * size))
             else:
-                array[rows] = to_numpy(value)
+                casts.append((array, to_numpy(value)))
+        # Tensors in the memory have no other copy of the old rows: nothing is written before all can be.
+        for target, origin, nbytes in copies:
+            memmove(target, origin, nbytes)
+        for array, numbers in casts:
+            array[rows] = numbers
 
     def gather(self, slots: Ints) -> list[Tensor]:
         """Return copies of slots: one allocation and one copy of each column."""

@@ -25,7 +25,7 @@ from tdstore.errors import (
     StoreError,
 )
 from tdstore.rl.storages.base import Storage
-from tdstore.rl.storages.indices import Selection, as_ints, check, is_int, select
+from tdstore.rl.storages.indices import Selection, as_ints, check, is_int, last_of, select, visible
 from tdstore.rl.storages.lists import stacked
 from tdstore.rl.storages.structure import (
     Column,
@@ -39,7 +39,18 @@ from tdstore.rl.storages.structure import (
     structure_of,
     width_of,
 )
-from tdstore.rl.storages.table import ArrayTable, DeviceTable, Ints, LiveTable, Rows, State, Table, count_of, part_of
+from tdstore.rl.storages.table import (
+    ArrayTable,
+    DeviceTable,
+    Ints,
+    LiveTable,
+    Rows,
+    State,
+    Table,
+    count_of,
+    dense,
+    part_of,
+)
 from tdstore.types import path_text
 
 OnMismatch = Literal["raise", "peer"]
@@ -198,17 +209,8 @@ class TabularStorage(Storage):
                 continue
             if value is None:
                 continue
-            if type(value) is not Tensor and not isinstance(value, Tensor):
-                value = columns[i] = torch.as_tensor(value)
-            if value.dtype is not column.dtype:
-                value = columns[i] = self._cast(value, column)
             tail = self._tails[i]
-            expected = tail if single else (lead[0], *tail)
-            if value.shape != expected:
-                raise BatchSizeError(
-                    f"{path_text(column.path)} has shape {list(value.shape)}, and the storage takes {list(expected)}",
-                    hint="a list is a batch of separate items; rows are along the first dimension",
-                )
+            value = columns[i] = self._fitting(value, column, tail if single else (lead[0], *tail))
             if value.requires_grad:
                 columns[i] = value.detach()
             if on_cpu and not value.is_cpu:
@@ -216,6 +218,22 @@ class TabularStorage(Storage):
         if single and (not isinstance(table, ArrayTable) or isinstance(table, LiveTable)):
             columns = [None if value is None else value.unsqueeze(0) for value in columns]
         return columns
+
+    def _fitting(self, value: Any, column: Column, shape: tuple[int, ...]) -> Tensor:
+        """Return the value of an entry as a tensor that the column takes.
+
+        Raises:
+            TypeError: it is no dense tensor, or its dtype does not fit. RuntimeError: it has another shape.
+        """
+        received = dense(value, column)
+        if received.dtype is not column.dtype:
+            received = self._cast(received, column)
+        if received.shape != shape:
+            raise BatchSizeError(
+                f"{path_text(column.path)} has shape {list(received.shape)}, and the storage takes {list(shape)}",
+                hint="a list is a batch of separate items; rows are along the first dimension",
+            )
+        return received
 
     def _cast(self, value: Tensor, column: Column) -> Tensor:
         if self.on_mismatch == "peer" or torch.promote_types(value.dtype, column.dtype) == column.dtype:
@@ -228,6 +246,10 @@ class TabularStorage(Storage):
     def _packed_values(self, number: int, value: Any, lead: tuple[int, ...], *, single: bool) -> Tensor:
         column = self._structure.columns[number]
         shape = (*self._tails[number][:-1],) if single else (lead[0], *self._tails[number][:-1])
+        if isinstance(value, Tensor):
+            raise InvalidTypeError(
+                f"{path_text(column.path)} is a tensor, and the storage holds values there that are none"
+            )
         values = encoded_values(value)
         count = math.prod(shape)
         if len(values) == 1 and count != 1:
@@ -248,7 +270,7 @@ class TabularStorage(Storage):
         """Write rows and commit the counters. After an error the previous rows are restored."""
         saved = False
         if table.durable and before.length:
-            rows = _visible([rows for rows, _ in pieces], before.length)
+            rows = visible([rows for rows, _ in pieces], before.length)
             if rows is not None:
                 table.save(rows, before)
                 saved = True
@@ -386,7 +408,7 @@ class TabularStorage(Storage):
             return
         last = int(rows[-1])
         high = max(state.length, int(rows.max()) + 1) if set_cursor else state.length
-        keep = _last_of(rows)
+        keep = last_of(rows)
         if keep is not None:
             rows = rows[keep]
             values = [None if v is None else v[torch.from_numpy(keep)] for v in values]
@@ -428,10 +450,14 @@ class TabularStorage(Storage):
             rows = np.arange(start, stop, step)
         else:
             rows = as_ints(list(cursor) if isinstance(cursor, range) else cursor).reshape(-1)
+            if len(rows) and rows.min() < -length:
+                raise OutOfRangeError(
+                    f"index {int(rows.min())} is out of range: {length} rows of this {type(self).__name__} are written"
+                )
             if len(rows) and rows.min() < 0:
                 rows = np.where(rows < 0, rows + length, rows)
-        if len(rows) and (rows.min() < 0 or rows.max() >= limit):
-            wrong = int(rows.max()) if rows.max() >= limit else int(rows.min())
+        if len(rows) and rows.max() >= limit:
+            wrong = int(rows.max())
             raise OutOfRangeError(
                 f"index {wrong} is out of range: this {type(self).__name__} has room for {limit} rows, "
                 f"of which {length} are written"
@@ -461,7 +487,7 @@ class TabularStorage(Storage):
         values = []
         for column, old, new in zip(self._structure.columns, table.gather(whole), columns, strict=True):
             if new is not None:
-                received = torch.as_tensor(new)
+                received = dense(new, column)
                 if received.dtype is not column.dtype:
                     received = self._cast(received, column)
                 old[places] = received.expand(*found.shape, *column.shape).reshape(len(slots), *column.shape)
@@ -524,12 +550,11 @@ class TabularStorage(Storage):
             if number is None:
                 raise KeyNotFoundError(f"no entry {path_text(path)} in this {type(self).__name__}")
             received = made.get(key)
-            if columns[number].values:
+            column = columns[number]
+            if column.values:
                 values[number] = self._packed_values(number, received, (state.length,), single=False)
             else:
-                values[number] = (
-                    received if received.dtype is columns[number].dtype else self._cast(received, columns[number])
-                )
+                values[number] = self._fitting(received, column, (state.length, *self._tails[number]))
             if state.length:
                 self._in_parts(table, slice(0, state.length), values, state, state._replace(epoch=state.epoch + 1))
 
@@ -545,7 +570,7 @@ class TabularStorage(Storage):
         """
         with self._lock, self._alone():
             table = self._ready()
-            keep = None if isinstance(table, ArrayTable) else _last_of(slots)
+            keep = None if isinstance(table, ArrayTable) else last_of(slots)
             if keep is not None:
                 slots, values = slots[keep], values[torch.from_numpy(keep)]
             received: list[Any] = [values if c.path == (key,) else None for c in self._structure.columns]
@@ -565,30 +590,3 @@ class TabularStorage(Storage):
 def is_collection(data: Any) -> bool:
     """Check whether data is a TensorDict or a tensorclass, of this package or of `tensordict`."""
     return type(data) is TensorDict or is_container(data) or is_foreign(data)
-
-
-def _visible(places: Sequence[Rows], length: int) -> Rows | None:
-    if len(places) == 1 and isinstance(places[0], slice) and places[0].stop <= length:
-        return places[0]
-    found: list[Rows] = []
-    for rows in places:
-        if isinstance(rows, slice):
-            if rows.start < length:
-                found.append(slice(rows.start, min(rows.stop, length)))
-        else:
-            seen = rows[rows < length]
-            if len(seen):
-                found.append(seen)
-    if len(found) < 2:
-        return found[0] if found else None
-    return np.concatenate([np.arange(r.start, r.stop) if isinstance(r, slice) else r for r in found])
-
-
-def _last_of(rows: Ints) -> Ints | None:
-    """Return the positions of the last mention of each row, in order; None when no row repeats."""
-    if len(rows) < 2:
-        return None
-    unique, first = np.unique(rows[::-1], return_index=True)
-    if len(unique) == len(rows):
-        return None
-    return np.sort(len(rows) - 1 - first)
