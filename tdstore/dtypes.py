@@ -41,6 +41,7 @@ _TO_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
 }
 _REAL = frozenset(NAME_TO_DTYPE[name] for name in _NUMPY_NAMES if not name.startswith("complex"))
 _FROM_NUMPY: dict[np.dtype[Any], torch.dtype] = {np.dtype(name): NAME_TO_DTYPE[name] for name in _NUMPY_NAMES}
+_IN_NUMPY = frozenset(_FROM_NUMPY.values())
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -95,7 +96,7 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 
 def is_bit_pattern(dtype: torch.dtype) -> bool:
     """Check whether numpy lacks `dtype`, so that it is stored as unsigned integers."""
-    return dtype not in _FROM_NUMPY.values()
+    return dtype not in _IN_NUMPY
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:

@@ -250,21 +250,31 @@ class Registry:
                 f"{text!r} looks like a URL that went through pathlib",
                 hint=f"pass {squeezed[1] + '://'!r}... as a string",
             )
-        every = [b for claims in self._claims().values() for b, _ in claims]
-        lower = text.lower()
-        by_suffix = [b for b in every if b.suffixes and lower.endswith(b.suffixes)]
-        if os.path.isdir(text):
-            claims = [b for b in every if any(os.path.isfile(os.path.join(text, m)) for m in b.markers)]
-        elif os.path.isfile(text):
-            head = _first_bytes(text)
-            claims = [b for b in every if head.startswith(tuple(b.magic))]
-        else:
-            claims = by_suffix
+        known = self.plugins.claims
+        lower, isfile = text.lower(), os.path.isfile
+        folder = os.path.isdir(text)
+        head = _first_bytes(text) if not folder and isfile(text) else None
+        by_suffix: list[Backend] = []
+        by_content: list[Backend] = []
+        for named in known.values():
+            for backend, _ in named:
+                if backend.suffixes and lower.endswith(backend.suffixes):
+                    by_suffix.append(backend)
+                if folder:
+                    for marker in backend.markers:
+                        if isfile(os.path.join(text, marker)):
+                            by_content.append(backend)
+                            break
+                elif head is not None and backend.magic and head.startswith(tuple(backend.magic)):
+                    by_content.append(backend)
+        claims = by_suffix if head is None and not folder else by_content
         # What the bytes say outweighs the name, unless the bytes say nothing or two things.
         if len(claims) != 1:
             claims = [b for b in claims or by_suffix if b in by_suffix] or claims or by_suffix
         if lower.endswith(".zip") and not by_suffix:  # so many formats are zips that the bytes say little
             self._refuse_unused(text)
+        if len(claims) == 1 and len(known[claims[0].name]) == 1:
+            return claims[0]
         if len(claims) > 1 and (name := self._guess(text)):
             return self.get(name)
         if claims:

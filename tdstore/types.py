@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.dtypes import as_dtype, dtype_name
+from tdstore.dtypes import DTYPE_TO_NAME, as_dtype, dtype_name
 from tdstore.errors import InvalidArgumentError
 
 Path = tuple[str, ...]
@@ -67,30 +67,28 @@ class LeafSpec:
         21168
     """
 
-    __slots__ = ("dtype", "fill_value", "options", "shape")
+    __slots__ = ("dtype", "fill_value", "nbytes", "options", "shape")
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     fill_value: Any
     options: Mapping[str, Any]
+    nbytes: int
+    """Size in bytes of the leaf in memory."""
 
     def __init__(self, shape: Iterable[int], dtype: object, *, fill_value: Any = 0, **options: Any) -> None:
         self.shape = tuple(map(operator.index, shape))
         if self.shape and min(self.shape) < 0:
             raise InvalidArgumentError(f"a leaf cannot have a negative dimension: {self.shape}")
-        self.dtype = as_dtype(dtype)
+        self.dtype = dtype = dtype if type(dtype) is torch.dtype and dtype in DTYPE_TO_NAME else as_dtype(dtype)
         self.fill_value = fill_value
         self.options = options
+        self.nbytes = math.prod(self.shape) * dtype.itemsize  # stores ask for it several times per read
 
     @property
     def numel(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes of the leaf in memory."""
-        return math.prod(self.shape) * self.dtype.itemsize
 
     def replace(self, **changes: Any) -> LeafSpec:
         """Return a copy with `shape`, `dtype`, `fill_value` or options changed."""
@@ -103,6 +101,11 @@ class LeafSpec:
 
     def __hash__(self) -> int:
         return hash((self.shape, self.dtype))
+
+    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
+        for name, value in state[1].items():
+            setattr(self, name, value)
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize  # which older pickles do not have
 
     def __repr__(self) -> str:
         shown = dict(self.options) if self.fill_value == 0 else {"fill_value": self.fill_value, **self.options}

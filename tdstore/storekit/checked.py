@@ -179,7 +179,8 @@ class CheckedStore(Store, Generic[L]):
         Args:
             leaves: another catalogue than the present one.
         """
-        self._check_open()
+        if self._closed:
+            raise refusals.closed(self.url)
         found = self._found(reads, self._catalogue() if leaves is None else leaves)
         typed = self._typed
         check_indices([(r.index, typed(leaf).shape) for leaf, r in found])
@@ -206,15 +207,20 @@ class CheckedStore(Store, Generic[L]):
     # -- the protocol -----------------------------------------------------------------------
     def paths(self) -> Iterator[Path]:
         """Return the paths of all leaves, as `Store.paths` does."""
-        self._check_open()
+        if self._closed:
+            raise refusals.closed(self.url)
         return iter(tuple(self._catalogue()))
 
     def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
         """Return a spec for each path, as `Store.specs` does."""
-        self._check_open()
-        self._check_all(paths)
-        leaves = self._catalogue()
-        return [self._spec(leaves[path]) for path in paths]
+        if self._closed:
+            raise refusals.closed(self.url)
+        leaves, spec_of = self._catalogue(), self._spec
+        try:
+            found = list(map(leaves.__getitem__, paths))
+        except KeyError:
+            raise refusals.no_leaf(self.url, next(p for p in paths if p not in leaves)) from None
+        return list(map(spec_of, found))
 
     def load_header(self) -> Header:
         """Return the header, as `Store.load_header` does: by default `_header`."""

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import h5py
@@ -42,7 +43,7 @@ from tdstore_h5.file.handle import Handle
 from tdstore_h5.file.journal import Journal
 from tdstore_h5.file.names import encode_path
 from tdstore_h5.file.publish import publish
-from tdstore_h5.file.tree import Contents, Leaf, Walker, check_believable, differences
+from tdstore_h5.file.tree import Contents, Leaf, Walker, changed, check_believable, differences
 from tdstore_h5.options import growing_chunks
 from tdstore_h5.readonly import ReadOnlyFile
 from tdstore_h5.rows import chunked
@@ -171,7 +172,7 @@ class Session:
         """
         wrong = None
         if not leaf.held:
-            look = lambda: self.raw.look_at(leaf)  # noqa: E731
+            look = partial(self.raw.look_at, leaf)
             wrong = self.sums.verify(path, leaf.spec, starts, size, self.read_bytes, copy, look)
         if wrong is not None:
             raise CorruptStoreError(
@@ -541,9 +542,7 @@ class Session:
                 leaf.committed = path
             self.ours = text is not None
             self.document = Document() if text is None else decode_document(text, url=self.url)
-            self.sums = Sums()
-            for path, sums in self.document.sums.items():
-                self.sums.put(path, sums)
+            self.sums = Sums(self.document.sums)
             return None if mark is None else decode_dirty(mark, url=self.url)
 
     def check(self, mark: set[Path] | None, *, verify: str, accept: bool) -> None:
@@ -551,18 +550,14 @@ class Session:
         leaves, specs = self.contents.leaves, self.document.specs
         if not self.ours and not self.trust:
             check_believable(self.contents, self.url)
-        named = mark or set()
-        dirty = {p for p in named if (p in leaves) != (p in specs) or (p in specs and leaves[p].spec != specs[p])}
-        if mark is not None and not self.ours:
-            dirty = named & set(leaves)
-        wrong = [] if verify == "none" or not self.ours else differences(leaves, specs, named)
-        for path, leaf in leaves.items():
-            if leaf.offset is not None:
-                self.raw.need(leaf.offset + leaf.spec.nbytes)
-            if path not in specs or leaves[path].spec != specs[path]:
-                self.sums.drop(path)
+        named, others = mark or set(), changed(leaves, specs)
+        dirty = named & others if self.ours or mark is None else named & set(leaves)
+        wrong = differences(leaves, specs, named) if others and self.ours and verify != "none" else ()
+        self.raw.need(max([x.offset + x.spec.nbytes for x in leaves.values() if x.offset is not None], default=0))
+        for path in others:
+            self.sums.drop(path)
         comparable = [p for p in named if p in leaves and p not in dirty and p in self.sums.leaves]
-        bad = {fault.path for fault in self.faults(comparable)}
+        bad = {fault.path for fault in self.faults(comparable)} if comparable else set()
         if accept:
             for path, leaf in leaves.items():
                 self.sums.doubt(path, leaf.spec)

@@ -30,7 +30,7 @@ from tdstore.registry import split_scheme
 from tdstore.store import Cap
 from tdstore.storekit import CheckedStore, refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
-from tdstore.storekit.files import io_errors
+from tdstore.storekit.files import raise_io
 from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore_h5 import options
@@ -44,7 +44,7 @@ from tdstore_h5.foreign import foreign_header
 from tdstore_h5.remote.store import RemoteH5Store, is_url, open_remote_h5
 from tdstore_h5.rows import chunked
 from tdstore_h5.rows.checksums import ReadCopy, constant_sums
-from tdstore_h5.rows.contiguous import Arrived, Bytes, Ints, block_of, blocks_of
+from tdstore_h5.rows.contiguous import Arrived, Bytes, Ints, blocks_of
 from tdstore_h5.rows.writing import Rows, compare_before, write_rows
 from tdstore_h5.session import Session
 
@@ -324,9 +324,15 @@ class H5Store(CheckedStore[Stored]):
             session.sums.put(path, constant_sums(spec, datasets.fill_pattern(spec, self.url)))
 
     def _read(self, wanted: Sequence[tuple[Stored, Read]]) -> list[Tensor]:
-        if max([self._typed(leaf).nbytes for leaf, _ in wanted], default=0) > LARGE:
-            return self._read_large(wanted)
-        return [self._read_one(leaf, r) for leaf, r in wanted]
+        for leaf, _ in wanted:
+            if (leaf.nbytes if isinstance(leaf, Tensor) else leaf.spec.nbytes) > LARGE:
+                return self._read_large(wanted)
+        compared = self._compares()
+        return [self._read_one(leaf, r, compared) for leaf, r in wanted]
+
+    def _compares(self) -> bool:
+        """Check whether reads compare bytes with checksums. A fake result has no bytes to compare."""
+        return self._session.verify != "none" and not fake_mode()
 
     def _read_large(self, wanted: Sequence[tuple[Stored, Read]]) -> list[Tensor]:
         """Read where results may be larger than memory, or than the stored data."""
@@ -339,21 +345,23 @@ class H5Store(CheckedStore[Stored]):
             stored = min(self._session.raw.stored(), sum(by_path.values()))
             if is_suspect(sum(sizes), stored):
                 raise refuse_absent(wanted[sizes.index(max(sizes))][1].path, sum(sizes), stored, self.url)
-        found = []
+        found, compared = [], self._compares()
         for (leaf, r), shape, spec in zip(wanted, shapes, specs, strict=True):
             with allocating(r.path, shape if r.out is None else (), spec.dtype, self.url):
-                found.append(self._read_one(leaf, r))
+                found.append(self._read_one(leaf, r, compared))
         return found
 
-    def _read_one(self, leaf: Stored, r: Read) -> Tensor:
+    def _read_one(self, leaf: Stored, r: Read, compared: bool) -> Tensor:
         if isinstance(leaf, Tensor):
             return gather(leaf, r.index, r.out)
         session, spec = self._session, leaf.spec
         starts, size = _NO_BLOCKS, 0
-        if session.some_unseen(r.path) and not fake_mode():  # a fake result has no bytes to compare
-            block, itemsize = block_of(spec.shape, r.index), spec.dtype.itemsize
-            if block is None or not session.sums.is_seen(r.path, block[0] * itemsize, sum(block) * itemsize):
-                starts, size = blocks_of(spec.shape, r.index)
+        if compared and session.sums.some_unseen(r.path):
+            starts, size = blocks_of(spec.shape, r.index)
+            if size and len(starts) == 1:
+                low, high = int(starts[0]) * spec.dtype.itemsize, (int(starts[0]) + size) * spec.dtype.itemsize
+                if session.sums.is_seen(r.path, low, high):
+                    starts, size = _NO_BLOCKS, 0
         after = len(starts) == 1 and (
             r.out is None or r.out.is_contiguous()
         )  # one stretch: its bytes are in the result
@@ -397,8 +405,10 @@ class H5Store(CheckedStore[Stored]):
             return gather(
                 full(LeafSpec((1,), spec.dtype, fill_value=spec.fill_value)).expand(spec.shape), r.index, r.out
             )
-        with io_errors(self.url, f"reading {path_text(r.path)}", writing=False):
+        try:
             return session.raw.read(leaf.offset, spec, r.index, r.out, arrived)
+        except OSError as error:
+            raise_io(error, self.url, f"reading {path_text(r.path)}", writing=False)
 
     def _write(self, wanted: Sequence[tuple[Stored, Write]]) -> None:
         session = self._session

@@ -178,17 +178,15 @@ class Entries(dict[Path, Entry | None]):
         self._groups, self._specs, self._url = groups, specs, url
 
     def __missing__(self, path: Path) -> Entry | None:
-        found = self._decoded(path)
-        if found is not None:
-            self[path] = found
-        return found
-
-    def _decoded(self, path: Path) -> Entry | None:
+        found: Entry
         if path in self._specs:
-            return Leaf(path)
-        if path in self._groups:
-            return SubGroup(path)
-        group = self._groups.get(path[:-1])
-        if group is None or path[-1] not in group.values:
-            return None
-        return value_entry(path, group.values[path[-1]], self._specs, self._url)
+            found = Leaf(path)
+        elif path in self._groups:
+            found = SubGroup(path)
+        else:
+            group = self._groups.get(path[:-1])
+            if group is None or path[-1] not in group.values:
+                return None
+            found = value_entry(path, group.values[path[-1]], self._specs, self._url)
+        self[path] = found
+        return found

@@ -443,10 +443,11 @@ def _complete(
         The groups, parents first, and their values decoded.
     """
     foreign = not groups
-    children: dict[Path, dict[str, None]] = {path: {} for path in groups}
+    children: dict[Path, dict[str, None]] = {}
     values: dict[Path, ValueEntry] = {}
     parts: set[Path] = set()
     for path, group in groups.items():
+        children[path] = {}
         for key, value_record in group.values.items():
             entry = value_entry((*path, key), value_record, specs, url, group.batch_size or ())
             parts.update(entry.leaves)
@@ -462,21 +463,20 @@ def _complete(
     for path in groups:
         if path:
             children[path[:-1]][path[-1]] = None
-    for path in sorted(groups, key=len, reverse=True):
+    ordered = sorted(groups, key=len)
+    for path in reversed(ordered):
         group = groups[path]
-        have = [*children[path], *(k for k in group.values if k not in children[path])]
-        there = set(have)
-        if not foreign:
-            lost = [k for k in group.keys if k not in there]
-            if lost:
-                raise CorruptStoreError(
-                    f"{path_text((*path, lost[0]))} is in the header of {url}, but its data is missing", url=url
-                )
-        keys = dict.fromkeys(k for k in group.keys if k in there)
-        keys.update(dict.fromkeys(have))
-        below = [specs[(*path, k)].shape for k in keys if (*path, k) in specs]
+        there = dict.fromkeys((*children[path], *group.values))
+        if not foreign:  # else the groups were made above, without keys
+            for key in group.keys:
+                if key not in there:
+                    raise CorruptStoreError(
+                        f"{path_text((*path, key))} is in the header of {url}, but its data is missing", url=url
+                    )
+        keys = dict.fromkeys((*group.keys, *there))
         batch = group.batch_size
         if batch is None:
+            below = [specs[(*path, k)].shape for k in keys if (*path, k) in specs]
             below += [groups[(*path, k)].batch_size or () for k in keys if (*path, k) in groups]
             columns = [entry for k in group.values if isinstance(entry := values[(*path, k)], Column)]
             below += [specs[entry.leaves[0]].shape[:-1] for entry in columns]
@@ -498,7 +498,8 @@ def _complete(
                     f"which does not start with that of its parent, {list(batch)}",
                     url=url,
                 )
-        groups[path] = msgspec.structs.replace(group, keys=tuple(keys), batch_size=batch)
+        if len(keys) != len(group.keys) or group.batch_size is None:
+            groups[path] = msgspec.structs.replace(group, keys=tuple(keys), batch_size=batch)
     if values:  # where a leaf or a group has the name of a value too, it is what is shown
         values = {path: entry for path, entry in values.items() if path not in specs and path not in groups}
-    return {path: groups[path] for path in sorted(groups, key=len)}, values
+    return dict(zip(ordered, map(groups.__getitem__, ordered), strict=True)), values

@@ -30,6 +30,7 @@ from tdstore.errors import (
     UnsupportedError,
     UntrustedDataError,
 )
+from tdstore.index.plans import ReadPlan
 from tdstore.index.selection import Selection
 from tdstore.io.blocks import row_ranges
 from tdstore.ops.reduce import Over, common_dtype
@@ -190,8 +191,7 @@ class StoredTree(WindowTree):
     ) -> Rounds[list[Tensor]]:
         """Return the read of leaves, in one round."""
         parts = Cap.PARTIAL_READ in self._handle.store.caps
-        distinct = {id(sel): sel for _, sel in wanted}
-        plans = {at: (sel.read_plan(), sel.is_full) for at, sel in distinct.items()}
+        plans: dict[int, tuple[ReadPlan, bool]] = {}
         reads = []
         looked_at: tuple[Any, ...] = ()
         for i, (path, sel) in enumerate(wanted):
@@ -199,6 +199,8 @@ class StoredTree(WindowTree):
             if (sel, *shape[:1]) != looked_at:
                 sel.check_there(shape)
                 looked_at = (sel, *shape[:1])
+            if id(sel) not in plans:
+                plans[id(sel)] = sel.read_plan(), sel.shape == sel.src_shape and sel.is_full
             plan, full = plans[id(sel)]
             out = outs[i] if outs is not None and plan.exact and (parts or full) else None
             reads.append(Read(path, plan.index if parts and not full else (), out))

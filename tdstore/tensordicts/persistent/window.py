@@ -98,9 +98,14 @@ class WindowTree(TensorDictBase):
     ) -> None:
         group = handle.groups[path]
         self._handle, self._path, self._view = handle, path, view
-        self._choose(sel)
+        self._window = sel
+        if sel is not None and sel.shape == sel.src_shape:
+            self._choose(sel)
         self._names = group.names if isinstance(names, EllipsisType) else names
-        self._device = torch.device(device) if device is not None else _usable_device(group.device)
+        if device is not None:
+            self._device = torch.device(device)
+        else:
+            self._device = None if group.device is None else _usable_device(group.device)
         self._parents = self._undo = self._encoded_column = None
         self._state = 0
 
@@ -166,7 +171,7 @@ class WindowTree(TensorDictBase):
             index = spelled_out(index, ndim)
         if view is not None and view.hidden:
             index_shape(self._batch_size, index)  # raises for more terms than there are batch dimensions
-        names = indexed_names(self._names, index, ndim)
+        names = None if self._names is None else indexed_names(self._names, index, ndim)
         if view is None:
             own = View()
         else:
@@ -333,10 +338,8 @@ def _as_view(td: Any) -> Any:
     return rewrap(class_of(td), bare._each(_as_view))
 
 
-def _usable_device(device: str | None) -> torch.device | None:
+def _usable_device(device: str) -> torch.device:
     """Return the stored device, or the CPU where this machine lacks it or does not know it."""
-    if device is None:
-        return None
     try:
         found = torch.device(device)
     except RuntimeError:

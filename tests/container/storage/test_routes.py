@@ -24,12 +24,12 @@ FOLDERS = tuple(str(Path(module.__file__).parent) for module in (tdstore, tdstor
 ROWS = torch.tensor([3, 7, 11, 50])
 
 MOST = {
-    ("h5", "write"): 220,
-    ("h5", "save"): 982,
-    ("h5", "open"): 485,
+    ("h5", "write"): 187,
+    ("h5", "save"): 830,
+    ("h5", "open"): 285,
     ("zarr", "write"): 147,
-    ("zarr", "save"): 1391,
-    ("zarr", "open"): 662,
+    ("zarr", "save"): 1350,
+    ("zarr", "open"): 594,
 }
 """Calls of a route, the second time that it is taken. Where a change makes fewer, lower the number."""
 

@@ -18,7 +18,7 @@ from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, h
 from tdstore.storekit.checksums import BLOCK
 from tdstore.storekit.documents import MAX_LEAVES, SealedDocument
 from tdstore.types import LeafSpec, Path, path_text
-from tdstore_h5.rows.checksums import LeafSums, count_of
+from tdstore_h5.rows.checksums import LeafSums
 
 MANIFEST = "tdstore"
 DIRTY = "tdstore_dirty"
@@ -84,27 +84,27 @@ def decode_document(text: bytes | str, *, url: str) -> Document:
     raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
     body = _MANIFEST.decode(raw, url=url)
     found = Document(body.generation, header_from_builtins(body.header, url=url))
+    specs, sums = found.specs, found.sums
     for record in body.leaves:
-        _add(found, record, url)
+        path, shape, dtype = record.path, record.shape, NAME_TO_DTYPE.get(record.dtype)
+        if dtype is None or not 1 <= len(path) <= MAX_DEPTH or path in specs:
+            raise _refused(record, f"is described twice, too deep or of unknown dtype {record.dtype!r}", url)
+        if len(shape) > 32 or (shape and min(shape) < 0):
+            raise _refused(record, f"has the impossible shape {shape[:8]}", url)
+        try:
+            crcs = np.frombuffer(base64.b64decode(record.crc, validate=True), "<u4").astype(np.uint32)
+        except ValueError:
+            raise _refused(record, "has checksums that are not base64", url) from None
+        spec, grain = LeafSpec(shape, dtype), record.grain
+        if grain < 1 or len(crcs) != -(-spec.nbytes // grain):
+            raise _refused(record, f"has {len(crcs)} checksums for {spec.nbytes} bytes", url)
+        specs[path], sums[path] = spec, LeafSums(grain, crcs)
     return found
 
 
-def _add(found: Document, record: _Record, url: str) -> None:
-    dtype = NAME_TO_DTYPE.get(record.dtype)
-    where = f"{url}: leaf {path_text(record.path)}"
-    if dtype is None or not 1 <= len(record.path) <= MAX_DEPTH or record.path in found.specs:
-        raise CorruptStoreError(f"{where} is described twice, too deep or of unknown dtype {record.dtype!r}", url=url)
-    if len(record.shape) > 32 or min(record.shape, default=0) < 0:
-        raise CorruptStoreError(f"{where} has the impossible shape {record.shape[:8]}", url=url)
-    try:
-        crcs = np.frombuffer(base64.b64decode(record.crc, validate=True), "<u4").astype(np.uint32)
-    except ValueError:
-        raise CorruptStoreError(f"{where} has checksums that are not base64", url=url) from None
-    spec = LeafSpec(record.shape, dtype)
-    if record.grain < 1 or len(crcs) != count_of(spec, record.grain):
-        raise CorruptStoreError(f"{where} has {len(crcs)} checksums for {spec.nbytes} bytes", url=url)
-    found.specs[record.path] = spec
-    found.sums[record.path] = LeafSums(record.grain, crcs)
+def _refused(record: _Record, text: str, url: str) -> CorruptStoreError:
+    """Create the error for one record."""
+    return CorruptStoreError(f"{url}: leaf {path_text(record.path)} {text}", url=url)
 
 
 def encode_dirty(paths: Iterable[Path]) -> bytes:

@@ -376,16 +376,19 @@ class Handle:
             fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
+_VERSIONS: dict[str, int] = {
+    name[7:].lower().replace("v18", "v108"): getattr(h5f, name) for name in dir(h5f) if name.startswith("LIBVER_")
+}
+"""The versions of the HDF5 format, as users name them."""
+
+
 def _access(libver: str | tuple[str, str], url: str) -> Any:
     bounds = (libver, "latest") if isinstance(libver, str) else tuple(libver)
-    known = {
-        name[7:].lower().replace("v18", "v108"): getattr(h5f, name) for name in dir(h5f) if name.startswith("LIBVER_")
-    }
-    if len(bounds) != 2 or not set(bounds) <= set(known):
-        raise OptionError(f"{url}: libver must be two of {', '.join(known)}, not {libver!r}", url=url)
+    if len(bounds) != 2 or bounds[0] not in _VERSIONS or bounds[1] not in _VERSIONS:
+        raise OptionError(f"{url}: libver must be two of {', '.join(_VERSIONS)}, not {libver!r}", url=url)
     # The close degree stays the default, h5py's own: HDF5 refuses a file that is open with another in this process.
     access = h5p.create(h5p.FILE_ACCESS)
-    access.set_libver_bounds(*(known[name] for name in bounds))
+    access.set_libver_bounds(_VERSIONS[bounds[0]], _VERSIONS[bounds[1]])
     # We read and write raw data past HDF5 wherever we can: it must keep none of it.
     access.set_sieve_buf_size(0)
     # Raw data at multiples of 64, so that a mapping of it is a tensor.

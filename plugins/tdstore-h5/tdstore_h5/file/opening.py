@@ -60,7 +60,7 @@ def open_session(session: Session, *, write: bool, verify: str, accept: bool, ma
                     found = None
                 session.attach(handle, "r")
                 mark = session.load()
-                declared = sum(leaf.spec.nbytes for leaf in session.contents.leaves.values())
+                declared = sum([leaf.spec.nbytes for leaf in session.contents.leaves.values()])
                 check_declared(declared, max_bytes, session.url)
                 if found is not None and found.marked:
                     mark = (mark or set()) | found.marked

@@ -80,6 +80,7 @@ class Walker:
         self._seen: set[Any] = set()
         self._count = 0
         self._types: dict[np.dtype[Any], h5t.TypeID] = {}
+        self._dtypes: dict[np.dtype[Any], torch.dtype] = {}
 
     def walk(self) -> Contents:
         """Visit every object once; never recurses deeper than `MAX_DEPTH`."""
@@ -98,23 +99,20 @@ class Walker:
                     raise CorruptStoreError(f"{self.url} has more than {MAX_OBJECTS} objects", url=self.url)
                 key = self._key(path, link, used)
                 below = (*path, key)
-                self._check_link(below, kind)
-                self._object(below, name + b"/" + link if name else link, h5o.open(group, link), keys, stack)
+                if kind != h5l.TYPE_HARD and not self.trust:
+                    raise self._followed(below, kind)
+                found, place = h5o.open(group, link), name + b"/" + link if name else link
+                if isinstance(found, h5d.DatasetID):
+                    self._dataset(below, place, found, keys)
+                elif isinstance(found, h5g.GroupID):
+                    address = _address(found)
+                    if address in self._seen:
+                        raise self._corrupt(below, "is a group that has two places, or holds itself")
+                    self._seen.add(address)
+                    keys.append(key)
+                    stack.append((below, place, found))
+                # A named type holds no data.
         return self.found
-
-    def _object(
-        self, path: Path, name: bytes, found: Any, keys: list[str], stack: list[tuple[Path, bytes, h5g.GroupID]]
-    ) -> None:
-        if isinstance(found, h5g.GroupID):
-            address = _address(found)
-            if address in self._seen:
-                raise self._corrupt(path, "is a group that has two places, or holds itself")
-            self._seen.add(address)
-            keys.append(path[-1])
-            stack.append((path, name, found))
-        elif isinstance(found, h5d.DatasetID):
-            self._dataset(path, name, found, keys)
-        # A named type holds no data.
 
     def _key(self, path: Path, link: bytes, used: set[str]) -> str:
         try:
@@ -126,11 +124,10 @@ class Walker:
         used.add(key)
         return key
 
-    def _check_link(self, path: Path, kind: int) -> None:
-        if kind == h5l.TYPE_HARD or self.trust:
-            return
+    def _followed(self, path: Path, kind: int) -> UntrustedDataError:
+        """Create the error for a link to another place."""
         what = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}.get(kind, "a link")
-        raise UntrustedDataError(
+        return UntrustedDataError(
             f"{self.url}: {path_text(path)} is {what}, which is not followed", url=self.url, hint=_TRUST
         )
 
@@ -169,7 +166,12 @@ class Walker:
     ) -> Leaf:
         """Describe one dataset of numbers."""
         dtype = kind.dtype
-        torch_dtype = self._torch_dtype(path, dataset, dtype)
+        if h5a.exists(dataset, DTYPE_ATTRIBUTE):
+            torch_dtype = self._declared_dtype(path, dataset, dtype)
+        elif dtype in self._dtypes:
+            torch_dtype = self._dtypes[dtype]
+        else:
+            torch_dtype = self._dtypes[dtype] = self._torch_dtype(path, dtype)
         spec = LeafSpec(dataset.shape, torch_dtype)
         native = self._types.get(dtype)
         if native is None:
@@ -180,21 +182,22 @@ class Walker:
         offset = dataset.get_offset() if plain else None
         if offset is not None and stored != spec.nbytes:
             raise self._corrupt(path, f"has {stored} stored bytes, its shape needs {spec.nbytes}")
-        fill = _fill_value(plist, dtype, torch_dtype)
-        if fill:
-            spec = spec.replace(fill_value=fill)
+        if plist.fill_value_defined() == h5d.FILL_VALUE_USER_DEFINED:
+            spec = spec.replace(fill_value=_fill_value(plist, dtype, torch_dtype) or 0)
         if plist.get_layout() == h5d.CHUNKED:
             spec = spec.replace(chunks=tuple(plist.get_chunk()))  # so that a copy can move whole chunks
         return Leaf(name, spec, offset, plain, stored)
 
-    def _torch_dtype(self, path: Path, dataset: h5d.DatasetID, dtype: np.dtype[Any]) -> torch.dtype:
-        if h5a.exists(dataset, DTYPE_ATTRIBUTE):
-            name = h5py.AttributeManager(h5py.Dataset(dataset)).get(DTYPE_ATTRIBUTE.decode())
-            text = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
-            wanted = NAME_TO_DTYPE.get(text) if isinstance(text, str) else None
-            if wanted is None or not is_bit_pattern(wanted) or numpy_dtype(wanted) != dtype.newbyteorder("="):
-                raise self._corrupt(path, f"of type {dtype} claims to be {text!r}")
-            return wanted
+    def _declared_dtype(self, path: Path, dataset: h5d.DatasetID, dtype: np.dtype[Any]) -> torch.dtype:
+        """Return the dtype that an attribute names, of which the elements are the bits."""
+        name = h5py.AttributeManager(h5py.Dataset(dataset)).get(DTYPE_ATTRIBUTE.decode())
+        text = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+        wanted = NAME_TO_DTYPE.get(text) if isinstance(text, str) else None
+        if wanted is None or not is_bit_pattern(wanted) or numpy_dtype(wanted) != dtype.newbyteorder("="):
+            raise self._corrupt(path, f"of type {dtype} claims to be {text!r}")
+        return wanted
+
+    def _torch_dtype(self, path: Path, dtype: np.dtype[Any]) -> torch.dtype:
         try:
             return as_dtype(dtype)
         except TypeError:
@@ -221,6 +224,16 @@ def check_believable(found: Contents, url: str) -> None:
                 url=url,
                 hint=_TRUST,
             )
+
+
+def changed(leaves: Mapping[Path, Leaf], specs: Mapping[Path, LeafSpec]) -> set[Path]:
+    """Return the leaves whose shape or dtype is not that of the manifest, and those that one of both lacks."""
+    found = specs.keys() - leaves.keys()
+    for path, leaf in leaves.items():
+        known = specs.get(path)
+        if known is None or known.shape != leaf.spec.shape or known.dtype is not leaf.spec.dtype:
+            found.add(path)
+    return found
 
 
 def differences(leaves: Mapping[Path, Leaf], specs: Mapping[Path, LeafSpec], named: set[Path]) -> Sequence[str]:
@@ -251,8 +264,6 @@ def _address(group: h5g.GroupID) -> Any:
 
 
 def _fill_value(plist: Any, dtype: np.dtype[Any], torch_dtype: torch.dtype) -> Any:
-    if plist.fill_value_defined() != h5d.FILL_VALUE_USER_DEFINED:
-        return 0
     value = np.zeros((), dtype)
     plist.get_fill_value(value)
     if not is_bit_pattern(torch_dtype):

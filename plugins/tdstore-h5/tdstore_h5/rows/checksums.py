@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -136,8 +136,8 @@ def _slice(data: Bytes, low: int, path: Path, start: int, stop: int) -> Bytes:
 class Sums:
     """Checksums by leaf, and a flag on each grain that was written since the commit, or compared since the opening."""
 
-    def __init__(self) -> None:
-        self.leaves: dict[Path, LeafSums] = {}
+    def __init__(self, leaves: Mapping[Path, LeafSums] | None = None) -> None:
+        self.leaves: dict[Path, LeafSums] = dict(leaves or {})
         self._stale: dict[Path, Mask] = {}
         self._fine: dict[Path, Mask] = {}
         self._all_fine: set[Path] = set()
@@ -361,9 +361,10 @@ class Sums:
     def _compare_memory(self, path: Path, grains: Ints, memory: Bytes) -> int | None:
         """Compare as `compare` does, in the memory of the whole leaf."""
         sums = self.leaves[path]
-        value, grain = google_crc32c.value, sums.grain
-        found = np.array([value(memory[at : at + grain]) for at in (grains * grain).tolist()], np.uint32)
-        wrong = grains[found != sums.crcs[grains]]
+        value, grain, found = google_crc32c.value, sums.grain, []
+        for at in (grains * grain).tolist():
+            found.append(value(memory[at : at + grain]))
+        wrong = grains[np.array(found, np.uint32) != sums.crcs[grains]]
         if len(wrong):
             return int(wrong[0])
         self._mark_compared(path, grains)

@@ -52,6 +52,9 @@ def blocks_of(shape: tuple[int, ...], index: StoreIndex) -> tuple[Ints, int]:
     >>> starts.tolist(), size
     ([3, 6], 2)
     """
+    if len(index) == 1 and isinstance(index[0], Tensor):
+        row = math.prod(shape[1:])
+        return index[0].numpy() * row, row
     strides = [1] * (len(shape) + 1)
     for dim in range(len(shape) - 1, -1, -1):
         strides[dim] = strides[dim + 1] * shape[dim]
@@ -164,10 +167,16 @@ class RawFile:
             out: the target; None for a new tensor.
             arrived: called for each piece of a long stretch; not called for other reads.
         """
-        if (whole := self._read_long(offset, spec, index, out, arrived)) is not None:
+        if spec.nbytes >= LONG and (whole := self._read_long(offset, spec, index, out, arrived)) is not None:
             return whole
         if self._sparse and self._has_hole(offset, spec.nbytes):
             return self._read_by_call(offset, spec, index, out)
+        if out is None and len(index) == 1 and isinstance(index[0], Tensor) and spec.nbytes:
+            numbers, length = index[0].numpy(), spec.shape[0]  # they are in range
+            row = spec.nbytes // length
+            if 0 < len(numbers) * row <= SHORT:
+                found = self._mapped(offset, spec.nbytes).reshape(length, row).take(numbers, 0, None, "clip")
+                return torch.from_numpy(found).view(spec.dtype).view(len(numbers), *spec.shape[1:])
         if out is None and (block := block_of(spec.shape, index)) is not None:
             itemsize = spec.dtype.itemsize
             low, nbytes = offset + block[0] * itemsize, block[1] * itemsize
@@ -225,7 +234,7 @@ class RawFile:
         self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None, arrived: Arrived | None
     ) -> Tensor | None:
         """Read one long stretch, by `pread`: through the mapping all its pages would count as memory of the process."""
-        if spec.nbytes < LONG or any(isinstance(term, Tensor) or term.step != 1 for term in index):
+        if any(isinstance(term, Tensor) or term.step != 1 for term in index):
             return None
         shape = index_shape(spec.shape, index)
         if math.prod(shape) * spec.dtype.itemsize < LONG:
