@@ -1,1 +1,6 @@
 """Datasets and epochs for training: rows of a container in an order that resumes exactly."""
+
+from .dataset import TensorDictDataset
+from .epochs import Epochs
+
+__all__ = ["Epochs", "TensorDictDataset"]

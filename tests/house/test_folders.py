@@ -16,6 +16,7 @@ ELSEWHERE = {
     "convert/checkpoints": "convert",
     "convert/objects": "convert",
     "convert/tables": "convert",
+    "data": "data_loading",  # tests/data has the files of older versions
     "ops": "differential",
     "rl/storages": "rl",
     "tensordicts/resident": "differential",
@@ -24,7 +25,10 @@ ELSEWHERE = {
 }
 # Suites that cut across the folders of the sources, and what tests are made of.
 ACROSS = set(
-    "compile data differential examples faults house plugins porting reveal servers surface torch_integration".split()
+    """
+    compile data data_loading differential examples faults house plugins porting reveal servers surface
+    torch_integration
+    """.split()
 )
 
 

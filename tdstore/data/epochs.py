@@ -1,0 +1,267 @@
+"""Epochs of batches over a dataset: shuffled without a list, resumed exactly, shared by ranks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from tdstore import TensorDictBase
+from tdstore.errors import InvalidArgumentError, MismatchError
+from tdstore.types import NestedKey
+
+from .orders import Order, Shuffle, order_of
+from .reading import Task
+from .source import Data, Rows, Source, Transform
+from .stream import VERSION, State, Stream
+from .windows import Windows, episode_starts
+
+SHUFFLES: list[Shuffle] = [False, True, "blocks"]
+
+
+class Position(NamedTuple):
+    """Where a stream of batches is: the epoch, and how many items of it all ranks together have had."""
+
+    epoch: int
+    items: int
+
+
+@dataclass(frozen=True)
+class Batch(Task):
+    """One batch that is still to be read: the items at places `first` to `last` of the order of an epoch."""
+
+    epochs: "Epochs"
+    epoch: int
+    first: int
+    last: int
+
+    def rows(self) -> Rows:
+        """Return the rows of the batch: int64 `[batch]`, or `[batch, span]`."""
+        places = np.arange(self.first, self.last, dtype=np.int64)
+        return self.epochs.windows(self.epochs.order(self.epoch)(places))
+
+    def read(self) -> TensorDictBase:
+        """Read the batch, by one read of the store."""
+        batch = self.epochs.source.read(self.rows())
+        return batch if self.epochs.transform is None else self.epochs.transform(batch)
+
+    def describe(self) -> str:
+        """Name the rows, the epoch and the place."""
+        rows = self.rows().reshape(-1)
+        shown = ", ".join(map(str, rows[:8].tolist())) + (f", ... ({rows.size} in all)" if rows.size > 8 else "")
+        return f"rows {shown} of epoch {self.epoch} of {self.epochs.source.place}"
+
+
+class Epochs(Stream[Position]):
+    """Batches of a dataset, epoch after epoch, in an order that resumes exactly.
+
+    An iteration gives what is left of an epoch; the next one is the next epoch. The order is a keyed permutation: it
+    takes no memory, and the state is a few integers, for a billion rows, too. All ranks follow one order: each
+    global batch of `batch_size * world_size` items is cut into one slice per rank.
+
+    At the end of an epoch the items that are left are shared out evenly; where there are fewer of them than ranks,
+    some ranks have one batch less. `drop_last=True` gives all ranks as many batches of equal size.
+
+    Inside a `DataLoader` (with `batch_size=None`) the workers read batches in turns, so that the loader gives the same
+    batches in the same order as without workers.
+
+    Args:
+        data: a container with a batch dimension, or a location for `tdstore.open`, which each process opens once.
+        batch_size: the number of items of a batch, for one rank. An item is a row, or a window of `span` rows.
+        shuffle: True permutes all items; "blocks" permutes blocks of neighbours, and items within a window of blocks,
+            for storage on which neighbours are cheap; False keeps the order of the rows.
+        seed: an integer that chooses the order of each epoch. It is the same on all ranks.
+        rank: the number of this process, from 0.
+        world_size: how many processes share the epochs.
+        drop_last: leave out the last, smaller batch.
+        prefetch: how many batches threads read ahead; 0 reads when the caller asks.
+        columns: the keys to read. Default: all.
+        transform: a function of a batch. It runs in the threads that read.
+        device: where batches go. To a CUDA device they go through pinned memory, by a copy beside the caller's work.
+        span: the number of consecutive rows of an item. Batches are then of batch size `[batch_size, span]`.
+        stride: the number of rows from one window to the next. Default: `span`, so that each row is in one window.
+        episodes: bounds that windows do not cross: the key of a column (bool, True at the last row of an episode; or an
+            integer, its number), which is read once, or the ascending first rows of the episodes.
+        block_rows: the number of rows of a block. Default: 1024.
+        window_blocks: the number of blocks whose items are permuted together.
+        timeout: seconds to wait for a batch before an error. Default: as long as the store takes.
+        options: of `tdstore.open`, such as `storage`; only with a location.
+
+    Raises:
+        InvalidArgumentError: a size is not positive, or the rank is not below `world_size`.
+        InvalidTypeError: the data is neither a container nor a location.
+
+    Example:
+        >>> td = tdstore.TensorDict({"a": torch.arange(10)}, [10])
+        >>> epochs = Epochs(td, batch_size=4, seed=1)
+        >>> first, second = [torch.cat([batch["a"] for batch in epochs]) for _ in range(2)]
+        >>> sorted(first.tolist()) == sorted(second.tolist()) == list(range(10))
+        True
+        >>> epochs.state_dict()["epoch"]
+        2
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        batch_size: int,
+        *,
+        shuffle: Shuffle = True,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        prefetch: int = 2,
+        columns: Sequence[NestedKey] | None = None,
+        transform: Transform | None = None,
+        device: torch.device | str | None = None,
+        span: int = 1,
+        stride: int | None = None,
+        episodes: NestedKey | Sequence[int] | torch.Tensor | None = None,
+        block_rows: int | None = None,
+        window_blocks: int = 16,
+        timeout: float | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(prefetch, device, timeout)
+        sizes = {"batch_size": batch_size, "world_size": world_size, "span": span, "window_blocks": window_blocks}
+        sizes |= {
+            "stride": span if stride is None else stride,
+            "block_rows": 1024 if block_rows is None else block_rows,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise InvalidArgumentError(f"{name}={size}: it is 1 or more")
+        if not 0 <= rank < world_size:
+            raise InvalidArgumentError(f"rank={rank} of world_size={world_size}: ranks are counted from 0")
+        if shuffle not in SHUFFLES:
+            raise InvalidArgumentError(f"shuffle={shuffle!r}: it is True, False or 'blocks'")
+        self.source = Source(data, columns, options)
+        self.batch_size, self.rank, self.world_size, self.drop_last = batch_size, rank, world_size, drop_last
+        self.shuffle, self.seed, self.transform, self.episodes = shuffle, seed, transform, episodes
+        self.span, self.stride = span, sizes["stride"]
+        self.block_rows, self.window_blocks = sizes["block_rows"], window_blocks
+        self._windows: Windows | None = None
+        self._order: tuple[int, Order] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_order": None}
+
+    def __len__(self) -> int:
+        """Return the number of batches of a whole epoch, for this rank."""
+        return self._batches_left(Position(0, 0))
+
+    def __repr__(self) -> str:
+        return (
+            f"Epochs({self.source.place!r}, batch_size={self.batch_size}, shuffle={self.shuffle!r}, epoch={self.epoch})"
+        )
+
+    # -- the order ---------------------------------------------------------------------------
+    @property
+    def windows(self) -> Windows:
+        """The windows of rows that are the items: single rows where `span` is 1."""
+        if self._windows is None:
+            rows = self.source.size
+            made = Windows(rows, self.span, self.stride, self._episode_starts(rows))
+            if rows and not made.size:
+                raise InvalidArgumentError(
+                    f"no window of span={self.span} rows in {self.source.place}, which has {rows} rows"
+                    + ("" if self.episodes is None else " in episodes that are shorter")
+                )
+            self._windows = made
+        return self._windows
+
+    def order(self, epoch: int) -> Order:
+        """Return the order of an epoch: a function from int64 places to int64 items."""
+        found = self._order
+        if found is None or found[0] != epoch:
+            block = max(self.block_rows // self.stride, 1)
+            order = order_of(self.windows.size, self.shuffle, self.seed, epoch, block, self.window_blocks)
+            found = self._order = (epoch, order)
+        return found[1]
+
+    def _episode_starts(self, rows: int) -> Rows | None:
+        episodes = self.episodes
+        if episodes is None:
+            return None
+        if isinstance(episodes, str) or (isinstance(episodes, tuple) and all(isinstance(k, str) for k in episodes)):
+            return episode_starts(self.source.column(episodes).cpu().numpy(), rows, repr(episodes))
+        starts = np.asarray(episodes, dtype=np.int64).reshape(-1)
+        if not starts.size or starts[0] != 0 or bool((np.diff(starts) <= 0).any()) or starts[-1] >= max(rows, 1):
+            raise InvalidArgumentError(f"episodes: first rows ascend from 0 and are below {rows}, the number of rows")
+        return starts
+
+    # -- positions ---------------------------------------------------------------------------
+    def _first(self, epoch: int) -> Position:
+        return Position(epoch, 0)
+
+    def _epoch_of(self, position: Position) -> int:
+        return position.epoch
+
+    def _bounds(self, items: int, batch: int) -> tuple[int, int, int]:
+        """Return the places of this rank's part of a global batch, and where the global batch ends."""
+        step = self.batch_size * self.world_size
+        start = items + batch * step
+        stop = min(start + step, self.windows.size)
+        part = stop - start
+        first, last = (-(-part * rank // self.world_size) for rank in (self.rank, self.rank + 1))
+        return start + first, start + last, stop
+
+    def _batches_left(self, position: Position) -> int:
+        step, left = self.batch_size * self.world_size, self.windows.size - position.items
+        whole, rest = divmod(max(left, 0), step)
+        if not rest or self.drop_last:
+            return whole
+        first, last, _ = self._bounds(position.items, whole)
+        return whole + (last > first)
+
+    def _tasks(self, position: Position, first: int, stride: int) -> Iterator[tuple[Task, Position]]:
+        for number in range(first, self._batches_left(position), stride):
+            start, stop, end = self._bounds(position.items, number)
+            yield Batch(self, position.epoch, start, stop), Position(position.epoch, end)
+
+    def _after(self, position: Position, batches: int) -> Position:
+        if not batches:
+            return position
+        return Position(position.epoch, self._bounds(position.items, batches - 1)[2])
+
+    def _order_facts(self) -> list[int]:
+        """Return what an order depends on, besides the seed and the number of items."""
+        blocks = [self.block_rows, self.window_blocks] if self.shuffle == "blocks" else [0, 0]
+        return [SHUFFLES.index(self.shuffle), self.span, self.stride, *blocks]
+
+    def _as_state(self, position: Position) -> State:
+        return {
+            "version": VERSION,
+            "epoch": position.epoch,
+            "items": position.items,
+            "size": self.windows.size,
+            "seed": self.seed,
+            "order": self._order_facts(),
+        }
+
+    def _from_state(self, state: State) -> Position:
+        numbers = [state.get(name) for name in ("epoch", "items", "size", "seed")]
+        if not all(isinstance(number, int) for number in numbers):
+            raise InvalidArgumentError(f"not a state of Epochs: {state!r:.200}")
+        epoch, items, size, seed = (int(number) for number in numbers if number is not None)
+        if size != self.windows.size:
+            raise MismatchError(
+                f"the state is of {size} items (rows or windows), and {self.source.place} has {self.windows.size}",
+                hint=f"give the rows of then, such as tdstore.open(location)[:{size}], until the epoch is over",
+            )
+        if list(state.get("order", ())) != self._order_facts():
+            raise MismatchError(
+                f"the state is of another order: {state.get('order')} instead of {self._order_facts()}",
+                hint="shuffle (0 none, 1 full, 2 blocks), span, stride, block_rows and window_blocks stay as they were",
+            )
+        if not (0 <= items <= size and epoch >= 0):
+            raise InvalidArgumentError(f"a state with epoch {epoch} and {items} of {size} items")
+        self.seed, self._order = seed, None
+        return Position(epoch, items)
+
+    def _threads(self) -> int:
+        # Opened here, by one thread: those that read would open it once each.
+        _ = self.windows
+        return max(self.prefetch, 1) if self.source.concurrent else 1

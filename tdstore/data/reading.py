@@ -1,0 +1,115 @@
+"""Batches read ahead by threads, in order, and never more of them than asked."""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from tdstore import TensorDictBase
+from tdstore.errors import StoreTimeoutError, TDStoreError
+
+from .transfer import Transfer
+
+
+class Task(Protocol):
+    """A batch that is still to be read."""
+
+    def read(self) -> TensorDictBase:
+        """Read the batch."""
+        ...
+
+    def describe(self) -> str:
+        """Name the rows, the epoch and the place."""
+        ...
+
+
+T = TypeVar("T", bound=Task)
+P = TypeVar("P")
+Sent = tuple[TensorDictBase, "torch.cuda.Event | None"]
+
+
+class ReadAhead(Generic[T, P]):
+    """Read the batches of tasks in threads, and hand them out in order.
+
+    Besides the batch that the caller has, up to `prefetch` batches are in memory or being read.
+
+    Args:
+        tasks: the batches to read, each with what is passed on with it.
+        prefetch: the number of batches to read ahead. 0 reads in the thread of the caller.
+        threads: the most threads that read.
+        transfer: moves batches to the device.
+        timeout: seconds to wait for one batch. Default: no limit.
+    """
+
+    def __init__(
+        self,
+        tasks: Iterator[tuple[T, P]],
+        prefetch: int,
+        threads: int,
+        transfer: Transfer,
+        timeout: float | None = None,
+    ) -> None:
+        self._tasks, self._prefetch, self._transfer, self._timeout = tasks, prefetch, transfer, timeout
+        self._pool = ThreadPoolExecutor(min(threads, prefetch), "tdstore-data") if prefetch else None
+        self._waiting: deque[tuple[T, P, Future[Sent]]] = deque()
+
+    def __iter__(self) -> Iterator[tuple[TensorDictBase, P]]:
+        try:
+            if self._pool is None:
+                for task, position in self._tasks:
+                    yield self._finished(task, None), position
+                return
+            self._fill(self._pool)
+            while self._waiting:
+                task, position, future = self._waiting.popleft()
+                batch = self._finished(task, future)
+                del future  # it holds the batch, as long as the caller has the next one
+                self._fill(self._pool)
+                yield batch, position
+                del batch
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Drop what was read ahead. Reads that have begun end in their threads, and nobody waits for them."""
+        self._waiting.clear()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _fill(self, pool: ThreadPoolExecutor) -> None:
+        while len(self._waiting) < self._prefetch:
+            found = next(self._tasks, None)
+            if found is None:
+                return
+            self._waiting.append((*found, pool.submit(self._send, found[0])))
+
+    def _send(self, task: T) -> Sent:
+        return self._transfer.send(task.read())
+
+    def _finished(self, task: T, future: Future[Sent] | None) -> TensorDictBase:
+        try:
+            sent = self._send(task) if future is None else future.result(self._timeout)
+        except FutureTimeoutError as error:
+            if future is not None and not future.done():
+                raise StoreTimeoutError(
+                    f"nothing was read within {self._timeout} s: {task.describe()}",
+                    hint="iterate again to read these rows again, or give a longer timeout=",
+                ) from error
+            raise located(error, task) from error.__cause__
+        except Exception as error:
+            raise located(error, task) from error.__cause__
+        return self._transfer.receive(sent)
+
+
+def located(error: Exception, task: Task) -> Exception:
+    """Add to an error which rows were being read: to the message of ours, as a note to others."""
+    text = f"while reading {task.describe()}"
+    if isinstance(error, TDStoreError):
+        error.message = f"{error.message} ({text})"
+        error.args = (error.message, *error.args[1:])
+    else:
+        error.add_note(text)
+    return error
