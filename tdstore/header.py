@@ -79,6 +79,11 @@ def decode_header(data: bytes, *, url: str = "?") -> Header:
         raise CorruptStoreError(f"the header of {url} is not readable: {error}", url=url) from error
 
 
+FEW_BYTES, FEW_GROUPS = 64 << 10, 256
+"""Documents of up to so many bytes or groups are decoded with the garbage collector on: they hardly make it run."""
+_PAIRS = list[tuple[tuple[str, ...], Group]]
+
+
 def header_from_builtins(data: Any, *, url: str = "?") -> Header:
     """Check and convert the result of `header_to_builtins`."""
     try:
@@ -91,8 +96,11 @@ def header_from_builtins(data: Any, *, url: str = "?") -> Header:
             )
         if len(data["groups"]) > MAX_GROUPS:
             raise CorruptStoreError(f"the header of {url} has more than {MAX_GROUPS} groups", url=url)
-        with without_collection():
-            pairs = msgspec.convert(data["groups"], list[tuple[tuple[str, ...], Group]])
+        if len(data["groups"]) < FEW_GROUPS:
+            pairs = msgspec.convert(data["groups"], _PAIRS)
+        else:
+            with without_collection():
+                pairs = msgspec.convert(data["groups"], _PAIRS)
     except (KeyError, TypeError, msgspec.ValidationError, RecursionError) as error:
         raise CorruptStoreError(f"the header of {url} is malformed: {error}", url=url) from error
     return Header(_checked(pairs, url))

@@ -314,8 +314,11 @@ class Registry:
     def resolve_url(self, url: str) -> Backend:
         """Resolve the backend of a URL, by its scheme; then by suffix for schemes that several formats share."""
         scheme = url.partition("://")[0].partition("::")[0].partition(":")[0].lower()
-        every = [b for claims in self._claims().values() for b, _ in claims]
-        if claims := [b for b in every if scheme in b.schemes]:
+        known = self.plugins.claims
+        claims = [b for named in known.values() for b, _ in named if scheme in b.schemes]
+        if len(claims) == 1 and len(known[claims[0].name]) == 1:
+            return claims[0]
+        if claims:
             return self._only(claims, url)
         if name := self._guess(url):
             return self.get(name)

@@ -308,7 +308,7 @@ class Fetched:
         start = ranges[:, 0] - self._cover[block, 0]
         stop = ranges[:, 1] - self._cover[block, 0]
         blocks = self._blocks
-        return (blocks[i][a:b] for i, a, b in zip(block.tolist(), start.tolist(), stop.tolist(), strict=True))
+        return iter([blocks[i][a:b] for i, a, b in zip(block.tolist(), start.tolist(), stop.tolist(), strict=True)])
 
 
 class _Job:

@@ -56,7 +56,7 @@ class Extents(NamedTuple):
 
     def take(self, which: Any) -> Extents:
         """Return some of them, by mask or position."""
-        return Extents(*(column[which] for column in self))
+        return Extents(self.start[which], self.stop[which], self.piece[which], self.offset[which])
 
 
 NOTHING = Extents(*(np.empty(0, np.int64) for _ in range(4)))

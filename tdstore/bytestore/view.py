@@ -180,7 +180,7 @@ class View:
         self._ahead = False
         fetcher = self.fetcher()
         small = {path: leaf for path, leaf in self.table.leaves.items() if is_small(leaf)}
-        total = sum(leaf.spec.nbytes for leaf in small.values())
+        total = sum([leaf.spec.nbytes for leaf in small.values()])
         total += fetcher.sums_missing() if self.check is Check.FULL else 0
         if total > AHEAD:
             return None

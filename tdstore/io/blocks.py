@@ -44,8 +44,10 @@ def leaf_batches(
     filled = 0
     for path, spec in specs.items():
         borders = chunks.get(path, ()) if chunks else ()
-        for index in pieces(spec.shape, spec.dtype.itemsize, block_bytes, borders, dims=dims):
-            nbytes = padded(math.prod(index_shape(spec.shape, index)) * spec.dtype.itemsize)
+        whole = spec.nbytes <= block_bytes
+        for index in ((),) if whole else pieces(spec.shape, spec.dtype.itemsize, block_bytes, borders, dims=dims):
+            nbytes = spec.nbytes if whole else math.prod(index_shape(spec.shape, index)) * spec.dtype.itemsize
+            nbytes = padded(nbytes)
             if batch and filled + nbytes > block_bytes:
                 yield batch
                 batch, filled = [], 0

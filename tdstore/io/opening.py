@@ -68,14 +68,20 @@ def open_store(
         OptionError: the backend lacks an option.
         DirtyStoreError: the store is an unfinished copy, and `recover="accept"` is not set.
     """
-    store, backend = open_unread(location, storage=storage, mode=mode, **options)
+    backend, text = find_backend(location, storage, mode)
+    return open_backend(backend, text, mode=mode, **options), backend
+
+
+def open_backend(backend: Backend, location: str | None, *, mode: Mode, **options: Any) -> Store:
+    """Open a store as `open_store` does, with what `find_backend` returned."""
+    store = _open(backend, location, mode, options)
     if mode in ("r", "r+", "a"):
         try:
             refuse_partial(store.load_header(), store.url, options)
         except BaseException:
             store.close()
             raise
-    return store, backend
+    return store
 
 
 def refuse_partial(header: Header, url: str, options: Mapping[str, Any]) -> None:
@@ -90,14 +96,17 @@ def open_unread(
 ) -> tuple[Store, Backend]:
     """Open as `open_store`, for callers that pass the header to `refuse_partial`, so that it is decoded once."""
     backend, text = find_backend(location, storage, mode)
+    return _open(backend, text, mode, options), backend
+
+
+def _open(backend: Backend, location: str | None, mode: Mode, options: Mapping[str, Any]) -> Store:
     try:
-        store = registry().open(backend, text, mode=mode, **options)
+        return registry().open(backend, location, mode=mode, **options)
     except DirtyStoreError:
-        found = find_partial(backend, text, options)
+        found = find_partial(backend, location, options)
         if found is not None:
             raise incomplete(found.mark, found.url) from None  # more precise than the error of the backend
         raise
-    return store, backend
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,7 +242,7 @@ class CheckedStore(Store, Generic[L]):
             self._check_writable()
             found, typed = self._found(writes, self._catalogue()), self._typed
             check_writes([(w, (known := typed(leaf)).shape, known.dtype) for leaf, w in found])
-            self._write([(leaf, last_write(w)) for leaf, w in found])
+            self._write(_last_writes(found))
 
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         """Check specs and make leaves, as `Store.create` does."""
@@ -320,3 +320,18 @@ def last_write(w: Write) -> Write:
             if positions is not None:
                 return Write(w.path, (*w.index[:at], rows, *w.index[at + 1 :]), take(w.value, at, positions))
     return w
+
+
+def _last_writes(found: Sequence[tuple[L, Write]]) -> list[tuple[L, Write]]:
+    """Drop repeated rows of all writes. Rows that several of them share are looked at once."""
+    distinct: Tensor | None = None
+    checked = []
+    for leaf, w in found:
+        rows = w.index[0] if len(w.index) == 1 else None
+        if distinct is None or rows is not distinct:
+            last = last_write(w)
+            if last is w and isinstance(rows, Tensor):
+                distinct = rows
+            w = last
+        checked.append((leaf, w))
+    return checked

@@ -20,6 +20,7 @@ import torch
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import CorruptStoreError, InvalidArgumentError, UnsupportedError
 from tdstore.header import (
+    FEW_BYTES,
     MAX_BYTES,
     MAX_DEPTH,
     Header,
@@ -189,6 +190,8 @@ class SealedDocument(Generic[T]):
     def decode_body(self, body: bytes, *, url: str) -> T:
         """Parse what `body` returned."""
         try:
+            if len(body) <= FEW_BYTES:
+                return self._decoder.decode(body)
             with without_collection():
                 return self._decoder.decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -330,6 +333,10 @@ def fill_fault(fill: Any, dtype: torch.dtype) -> str | None:
 _BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 _SIMPLE = re.compile(r"[A-Za-z0-9_%~-][A-Za-z0-9_%~.-]{0,200}")
 RESERVED = (NAME, "tdstore.session", "meta.json")
+
+
+is_plain_key = re.compile(f"{_SIMPLE.pattern}(/{_SIMPLE.pattern})*").fullmatch
+"""Tell keys of which all components are plain names of the commonest kind; others may be plain, too."""
 
 
 def is_plain_name(name: str) -> bool:

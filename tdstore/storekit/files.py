@@ -330,16 +330,31 @@ def subfolders(fd: int) -> list[str]:
 
 def walk(fd: int, parts: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], bool]]:
     """Yield every entry below a folder, as (components, is a folder), without following links."""
+    open_folders = [(fd, parts, _entries(fd))]
+    try:
+        while open_folders:
+            folder, above, rest = open_folders[-1]
+            for name, is_dir in rest:
+                path = (*above, name)
+                yield path, is_dir
+                if is_dir:
+                    sub = os.open(name, SAFE_DIR, dir_fd=folder)
+                    open_folders.append((sub, path, iter(())))  # closed below, whatever happens
+                    open_folders[-1] = sub, path, _entries(sub)
+                    break
+            else:
+                open_folders.pop()
+                if folder != fd:
+                    os.close(folder)
+    finally:
+        for folder, _, _ in open_folders[1:]:
+            os.close(folder)
+
+
+def _entries(fd: int) -> Iterator[tuple[str, bool]]:
+    """Return the names in a folder, and whether each is a folder."""
     with os.scandir(fd) as entries:
-        found = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
-    for name, is_dir in found:
-        yield (*parts, name), is_dir
-        if is_dir:
-            sub = os.open(name, SAFE_DIR, dir_fd=fd)
-            try:
-                yield from walk(sub, (*parts, name))
-            finally:
-                os.close(sub)
+        return iter([(e.name, e.is_dir(follow_symlinks=False)) for e in entries])
 
 
 def remove_tree(name: str, parent: int, *, first: Sequence[str] = ()) -> None:

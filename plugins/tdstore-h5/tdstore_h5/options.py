@@ -79,12 +79,14 @@ def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, *, co
         return {k: v for k, v in merged.items() if k == "track_times"}
     if "maxshape" in merged:
         merged["maxshape"] = _fit_maxshape(merged["maxshape"], spec.shape, url, path)
-    if preset is not None and merged.get("chunks", True) is True and any(name in merged for name in CHUNKED):
+    if preset is not None and merged.get("chunks", True) is True and not merged.keys().isdisjoint(CHUNKED):
         merged["chunks"] = preset_chunks(preset, spec, merged.get("maxshape", spec.shape)[0])
     if "chunks" in merged and merged["chunks"] is not True:
         limit = merged.get("maxshape", spec.shape)
         merged["chunks"] = _fit_chunks(merged["chunks"], spec.shape, limit, url, path)
-    if 0 in merged.get("maxshape", spec.shape) or not any(name in merged for name in CHUNKED):
+    if not merged:
+        return merged
+    if 0 in merged.get("maxshape", spec.shape) or merged.keys().isdisjoint(CHUNKED):
         # (HDF5 has no chunks for a dimension that stays empty.)
         return {k: v for k, v in merged.items() if k == "track_times"}
     return merged

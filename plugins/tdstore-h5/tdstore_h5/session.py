@@ -188,9 +188,11 @@ class Session:
         if self.handle.temporary:
             return
         self.become_alone()
-        leaves = (self.contents.leaves[path] for path in paths)
-        named = {leaf.committed for leaf in leaves if leaf.plain and leaf.committed is not None}
-        new = named - self.marked
+        new: set[Path] = set()
+        for path in paths:
+            leaf = self.contents.leaves[path]
+            if leaf.plain and leaf.committed is not None and leaf.committed not in self.marked:
+                new.add(leaf.committed)
         if new:
             with io_errors(self.url, "marking leaves as being written"):
                 self.journal.mark(sorted(new if self.journal.begun else new | self.marked))
@@ -381,12 +383,10 @@ class Session:
                 del self.handle.file[self._removed.pop()]
             write_copies(self.handle.file, self.contents, header)
             leaves = self.contents.leaves
-            text = encode_document(
-                self.document.generation + 1,
-                header,
-                [(p, leaf.spec, self._refreshed(p, leaf.spec)) for p, leaf in leaves.items()],
-                url=self.url,
-            )
+            found = Document(self.document.generation + 1, Header(dict(header.groups)))
+            for path, leaf in leaves.items():
+                found.specs[path], found.sums[path] = leaf.spec, self._refreshed(path, leaf.spec)
+            text = encode_document(found, url=self.url)
             put_attribute(self.handle.file, MANIFEST, text)
         self._settle()
         if self.handle.temporary:
@@ -400,7 +400,7 @@ class Session:
             )
         self._committed()
         self.ours = True
-        self.document = decode_document(text, url=self.url)
+        self.document = found
 
     def _refreshed(self, path: Path, spec: LeafSpec) -> LeafSums:
         return self.sums.refresh(path, spec, self.read_bytes, lambda: self.accepted)

@@ -20,6 +20,7 @@ from tdstore.dtypes import to_numpy
 from tdstore.errors import (
     CorruptStoreError,
     OptionError,
+    TDStoreError,
     UnsupportedError,
 )
 from tdstore.header import Header
@@ -44,7 +45,7 @@ from tdstore_h5.foreign import foreign_header
 from tdstore_h5.remote.store import RemoteH5Store, is_url, open_remote_h5
 from tdstore_h5.rows import chunked
 from tdstore_h5.rows.checksums import ReadCopy, constant_sums
-from tdstore_h5.rows.contiguous import Arrived, Bytes, Ints, blocks_of
+from tdstore_h5.rows.contiguous import Bytes, Ints, blocks_of
 from tdstore_h5.rows.writing import Rows, compare_before, write_rows
 from tdstore_h5.session import Session
 
@@ -371,7 +372,16 @@ class H5Store(CheckedStore[Stored]):
         copy = None
         if size and after:
             copy = ReadCopy(session.sums.leaves[r.path], spec, int(starts[0]) * spec.dtype.itemsize)
-        result = self._read_bytes_of(leaf, r, None if copy is None else copy.add)
+        arrived = None if copy is None else copy.add
+        if leaf.plain and not leaf.held and leaf.offset is not None:
+            try:
+                result = session.raw.read(leaf.offset, spec, r.index, r.out, arrived)
+            except TDStoreError:
+                raise
+            except OSError as error:
+                raise_io(error, self.url, f"reading {path_text(r.path)}", writing=False)
+        else:
+            result = self._read_otherwise(leaf, r)
         if copy is not None:
             copy.data = to_numpy(result.reshape(-1)).view(np.uint8)
             with session.handle.guard:
@@ -380,7 +390,8 @@ class H5Store(CheckedStore[Stored]):
             result.view(torch.uint8).clamp_(max=1)  # a bool of any other byte breaks torch
         return result
 
-    def _read_bytes_of(self, leaf: Leaf, r: Read, arrived: Arrived | None) -> Tensor:
+    def _read_otherwise(self, leaf: Leaf, r: Read) -> Tensor:
+        """Read a leaf whose bytes are not plain bytes of the file: through HDF5, or what was never written."""
         session, spec = self._session, leaf.spec
         if not leaf.plain or leaf.held:
             with session.handle.guard, h5_errors(self.url, f"reading {path_text(r.path)}"):
@@ -401,14 +412,8 @@ class H5Store(CheckedStore[Stored]):
                         url=self.url,
                         hint=DAMAGED_CHUNKS,
                     ) from error
-        if leaf.offset is None:
-            return gather(
-                full(LeafSpec((1,), spec.dtype, fill_value=spec.fill_value)).expand(spec.shape), r.index, r.out
-            )
-        try:
-            return session.raw.read(leaf.offset, spec, r.index, r.out, arrived)
-        except OSError as error:
-            raise_io(error, self.url, f"reading {path_text(r.path)}", writing=False)
+        fill = full(LeafSpec((1,), spec.dtype, fill_value=spec.fill_value))
+        return gather(fill.expand(spec.shape), r.index, r.out)
 
     def _write(self, wanted: Sequence[tuple[Stored, Write]]) -> None:
         session = self._session

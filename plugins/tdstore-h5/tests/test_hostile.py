@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from h5help import everything, header_of, load, save
-from tdstore_h5.file.document import decode_document, encode_document
+from tdstore_h5.file.document import Document, decode_document, encode_document
 from tdstore_h5.rows.checksums import LeafSums
 from tdstore_h5.store import open_h5
 
@@ -122,8 +122,9 @@ def test_not_hdf5(file: FsPath, content: bytes) -> None:
 
 
 def test_a_manifest_is_checked() -> None:
-    leaves = [(("a",), LeafSpec((3,), "int64"), LeafSums(64, np.array([1], np.uint32)))]
-    text = encode_document(3, header_of({("a",): torch.zeros(1)}), leaves, url="u")
+    specs = {("a",): LeafSpec((3,), "int64")}
+    document = Document(3, header_of({("a",): torch.zeros(1)}), specs, {("a",): LeafSums(64, np.array([1], np.uint32))})
+    text = encode_document(document, url="u")
     assert decode_document(text, url="u").generation == 3
     for at in range(len(text)):
         with pytest.raises(CorruptStoreError):
@@ -134,8 +135,8 @@ def test_a_manifest_is_checked() -> None:
         decode_document(text.replace(b"TDS1", b"TDS2", 1), url="u")
     assert "upgrade" in str(caught.value)
     with pytest.raises(CorruptStoreError, match="0 checksums"):
-        bad = [(("a",), LeafSpec((3,), "int64"), LeafSums(64, np.array([], np.uint32)))]
-        decode_document(encode_document(1, header_of({}), bad, url="u"), url="u")
+        bad = Document(1, header_of({}), specs, {("a",): LeafSums(64, np.array([], np.uint32))})
+        decode_document(encode_document(bad, url="u"), url="u")
 
 
 # -- rivals --------------------------------------------------------------------------------

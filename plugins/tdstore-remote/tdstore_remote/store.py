@@ -98,7 +98,7 @@ def _by_suffix(location: str) -> str | None:
         if name.endswith(suffix):
             return kind
     for backend in registry().backends().values():
-        if any(name.endswith(suffix) for suffix in backend.suffixes):
+        if name.endswith(tuple(backend.suffixes)):
             raise UnsupportedError(
                 f"{shown(location)} is a file for the {backend.name!r} backend, which reads local files",
                 url=shown(location),

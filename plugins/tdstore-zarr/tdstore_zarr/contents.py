@@ -166,7 +166,7 @@ class Contents:
             wary = not self.trust and self.max_bytes is None
             self.foreign = Foreign(self.place, document, trust=self.trust, wary=wary, leaves=not self.writable)
             self.foreign.load()
-        check_declared(sum(leaf.spec.nbytes for leaf in document.leaves.values()), self.max_bytes, self.url)
+        check_declared(sum([leaf.spec.nbytes for leaf in document.leaves.values()]), self.max_bytes, self.url)
 
     @property
     def names(self) -> Names:
@@ -266,9 +266,11 @@ class Contents:
             # Without renames, nodes are put before the root: the root's copy of them is valid.
             for node, data in self.document.metadata.items() if self.place.local else ():
                 self._verify_node(node, data)
-        elif verify == "size" and self.place.local and sum(len(x.objects) for x in self.leaves.values()) <= LOOKED_AT:
-            engine = self.place.engine
-            for leaf in self.leaves.values():
+        elif verify == "size" and self.place.local:
+            engine, leaves = self.place.engine, self.leaves.values()
+            if sum([len(leaf.objects) for leaf in leaves]) > LOOKED_AT:
+                return
+            for leaf in leaves:
                 for number, stored in leaf.objects.items():
                     try:
                         size = engine.size(leaf.key(number))
@@ -315,6 +317,9 @@ class Contents:
         """Refuse a read that would allocate far more than is stored, before any allocation."""
         if self.max_bytes is not None or self.trust:
             return
+        leaves = self.leaves
+        if sum([leaves[r.path].spec.nbytes for r in reads if r.path in leaves]) <= SUSPECT_BYTES:
+            return  # whole leaves would not be too much
         wanted: dict[Path, int] = {}
         for read in reads:
             leaf = self.leaves.get(read.path)

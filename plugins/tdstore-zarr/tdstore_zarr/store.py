@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,8 @@ from tdstore_zarr.session import Session
 
 LOOKS = 100
 """How often a reader looks again because a writer committed meanwhile."""
+FEW_BYTES = 1 << 20
+"""Results of up to so many bytes are allocated without a look at the memory of the machine."""
 Durable = Literal["none", "commit"]
 Verify = Literal["none", "size", "full"]
 
@@ -334,8 +337,9 @@ class ZarrStore(CheckedStore[Stored]):
 
     # -- catalogue -------------------------------------------------------------------------
     def _catalogue(self) -> Mapping[Path, Stored]:
-        leaves, strings = self._session.leaves, self._session.strings
-        return {**leaves, **strings} if strings else leaves
+        session = self._session
+        leaves = session.document.leaves
+        return leaves if session.foreign is None else {**leaves, **session.strings}
 
     def _spec(self, leaf: Stored) -> LeafSpec:
         return LeafSpec(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf.spec
@@ -397,7 +401,7 @@ class ZarrStore(CheckedStore[Stored]):
             if isinstance(leaf, Tensor):
                 results.append(gather(leaf, r.index, r.out))
                 continue
-            known = session.shape(leaf)
+            known = session.opened_spec(leaf).shape
             index = r.index if known == leaf.meta.shape else tuple(full_index(known, r.index))
             target = r.out
             if target is None or not _is_plain(target):  # then the caller copies it
@@ -412,6 +416,8 @@ class ZarrStore(CheckedStore[Stored]):
         return results
 
     def _room(self, leaf: Leaf, shape: tuple[int, ...]) -> Tensor:
+        if leaf.spec.nbytes <= FEW_BYTES and math.prod(shape) * leaf.meta.itemsize <= FEW_BYTES:
+            return torch.empty(shape, dtype=leaf.meta.dtype)
         with allocating(leaf.path, shape, leaf.meta.dtype, self.url):
             return empty(shape, leaf.meta.dtype)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from tdstore.errors import CorruptStoreError, KeyNotFoundError, NotAGroupError, 
 from tdstore.header import Group, Header
 from tdstore.index.tracing import fake_mode
 from tdstore.io.blocks import BLOCK_BYTES, leaf_batches
-from tdstore.io.opening import Location, Storage, find_backend, open_store
+from tdstore.io.opening import Location, Storage, find_backend, open_backend
 from tdstore.io.progress import Progress
 from tdstore.keys import unravel
 from tdstore.store import Cap, Store
@@ -27,6 +28,9 @@ from tdstore.types import LeafSpec, Mode, Path, StoreIndex, Write, path_text
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
+
+
+_NBYTES = attrgetter("nbytes")
 
 
 def over(handle: StoreHandle, path: Path = (), flags: int = 0) -> TensorDictBase:
@@ -193,7 +197,7 @@ def allocate(
         OptionError: its leaves are live tensors, and not on that `device`.
     """
     backend, text = find_backend(location, storage, mode)
-    store, backend = open_store(text, storage=backend, mode=mode, **options)
+    store = open_backend(backend, text, mode=mode, **options)
     try:
         _check_device(store, device)
         store.create(specs)
@@ -218,18 +222,18 @@ def write(
             raise KeyNotFoundError(f"leaf_options name {path_text(leaf)}, which is not a tensor of what is saved")
         specs[leaf] = specs[leaf].replace(**chosen)
     backend, text = find_backend(location, storage, mode)
-    store, backend = open_store(text, storage=backend, mode=mode, **options)
+    store = open_backend(backend, text, mode=mode, **options)
     try:
         store.create(specs)
         limit = BLOCK_BYTES
         if Cap.PARTIAL_WRITE not in store.caps:
             limit = max([limit, *(s.nbytes for s in specs.values())])
-        with Progress(sum(s.nbytes for s in specs.values()), "save", progress) as bar:
+        with Progress(sum(map(_NBYTES, specs.values())), "save", progress) as bar:
             for batch in leaf_batches(specs, limit):
                 rest = iter(td._read_pieces([piece for piece in batch if piece[0] not in payloads]))
                 values = [_piece(payloads[path], index) if path in payloads else next(rest) for path, index in batch]
                 store.write([Write(path, index, value) for (path, index), value in zip(batch, values, strict=True)])
-                bar.advance(sum(v.nbytes for v in values))
+                bar.advance(sum(map(_NBYTES, values)))
         store.save_header(Header(groups))
         return StoreHandle(store, backend, text, mode, options, saved=(groups, specs))
     except BaseException:

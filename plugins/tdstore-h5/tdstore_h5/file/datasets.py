@@ -32,6 +32,8 @@ HIDDEN = "%new-"
 
 def fill_pattern(spec: LeafSpec, url: str) -> bytes:
     """Return the bytes of one element that was never written."""
+    if type(spec.fill_value) is int and spec.fill_value == 0 and not is_bit_pattern(spec.dtype):
+        return bytes(spec.dtype.itemsize)
     try:
         element = torch.tensor([spec.fill_value]).to(spec.dtype)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -80,7 +82,7 @@ def _make(
 ) -> Leaf:
     pattern = fill_pattern(spec, raw.url)
     fill = np.frombuffer(pattern, numpy_dtype(spec.dtype))
-    chunked = any(option in options for option in CHUNKED)
+    chunked = not options.keys().isdisjoint(CHUNKED)
     with h5_errors(raw.url, f"creating {path_text(path)}", OptionError):
         if chunked:
             extra = {"fillvalue": fill[0]} if any(pattern) else {}

@@ -52,9 +52,7 @@ class Document:
     sums: dict[Path, LeafSums] = field(default_factory=dict)
 
 
-def encode_document(
-    generation: int, header: Header, leaves: Iterable[tuple[Path, LeafSpec, LeafSums]], *, url: str
-) -> bytes:
+def encode_document(document: Document, *, url: str) -> bytes:
     """Encode the text of the attribute, ASCII only.
 
     Raises:
@@ -65,13 +63,13 @@ def encode_document(
             path,
             dtype_name(spec.dtype),
             spec.shape,
-            base64.b64encode(sums.crcs.astype("<u4").tobytes()).decode(),
-            sums.grain,
+            base64.b64encode(document.sums[path].crcs.astype("<u4").tobytes()).decode(),
+            document.sums[path].grain,
         )
-        for path, spec, sums in leaves
+        for path, spec in document.specs.items()
     ]
-    body = _Body(generation, header_to_builtins(header), records)
-    return _MANIFEST.encode(body, [*(record.path for record in records), *header.groups], url=url)
+    body = _Body(document.generation, header_to_builtins(document.header), records)
+    return _MANIFEST.encode(body, [*document.specs, *document.header.groups], url=url)
 
 
 def decode_document(text: bytes | str, *, url: str) -> Document:

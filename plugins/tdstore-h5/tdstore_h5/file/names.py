@@ -12,7 +12,7 @@ from tdstore.types import Path, path_text
 
 MAX_NAME = 32 << 10
 MAX_PLAIN = MAX_NAME // 4
-"""So many characters take no more than `MAX_NAME` bytes, whatever they are."""
+"""Links of up to so many bytes, without "%" and not of dots alone, are their own keys."""
 EMPTY = "%"
 _SPECIAL = re.compile(r"[%/\x00]")
 _ESCAPE = re.compile(r"%([0-9A-F]{2})")
@@ -42,8 +42,6 @@ def encode_key(key: str) -> str:
 
 def decode_name(name: str) -> str:
     """Return the key of a link name. A name that `encode_key` never makes (another program's) is its own key."""
-    if "%" not in name and len(name) <= MAX_PLAIN and name.strip("."):
-        return name
     key = "" if name == EMPTY else _ESCAPE.sub(lambda m: chr(int(m[1], 16)), name)
     return key if len(name) <= MAX_NAME and encode_key(key) == name else name
 

@@ -15,7 +15,7 @@ from tdstore.dtypes import NAME_TO_DTYPE, as_dtype, is_bit_pattern, numpy_dtype
 from tdstore.errors import CorruptStoreError, UnsupportedError, UntrustedDataError
 from tdstore.header import MAX_DEPTH
 from tdstore.types import LeafSpec, Path, path_text
-from tdstore_h5.file.names import decode_name
+from tdstore_h5.file.names import MAX_PLAIN, decode_name
 
 DTYPE_ATTRIBUTE = b"tdstore_dtype"
 VALUE_ATTRIBUTE = b"tdstore_value"
@@ -116,7 +116,9 @@ class Walker:
 
     def _key(self, path: Path, link: bytes, used: set[str]) -> str:
         try:
-            key = decode_name(link.decode())
+            key = link.decode()
+            if b"%" in link or len(link) > MAX_PLAIN or not key.strip("."):  # else it is its own key
+                key = decode_name(key)
         except UnicodeDecodeError:
             raise self._corrupt((*path, repr(link)), "has a name that is not UTF-8") from None
         if key in used:

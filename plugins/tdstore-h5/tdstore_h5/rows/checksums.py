@@ -277,7 +277,7 @@ class Sums:
         return grains if stale is None else grains[~stale[grains]]
 
     def partly(self, path: Path, spec: LeafSpec, starts: Ints, size: int) -> Ints:
-        """Return the grains that some blocks cover in part, but not whole."""
+        """Return the grains that some blocks cover in part, but not whole, of those that were not compared yet."""
         if not size or not len(starts) or path not in self.leaves:
             return _NOTHING
         grain, itemsize = self.leaves[path].grain, spec.dtype.itemsize
@@ -287,17 +287,21 @@ class Sums:
             ends = [begin // grain] if begin % grain else []
             if end % grain and end != spec.nbytes and (end // grain not in ends):
                 ends.append(end // grain)
-            return np.array(ends, np.int64)
+            return self._not_compared(path, np.array(ends, np.int64))
         low = np.unique(starts) * itemsize
         high = low + size * itemsize
         first, last = low // grain, (high - 1) // grain
-        parts = [(first, np.minimum(high, (first + 1) * grain) - low)]
         further = last > first
-        parts.append((last[further], (high - last * grain)[further]))
-        grains, inverse = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
-        covered = np.bincount(inverse, np.concatenate([part[1] for part in parts]), len(grains))
-        some: Ints = grains[covered < np.minimum((grains + 1) * grain, spec.nbytes) - grains * grain]
-        return some
+        grains, inverse = np.unique(np.concatenate((first, last[further])), return_inverse=True)
+        nbytes = np.concatenate((np.minimum(high, (first + 1) * grain) - low, (high - last * grain)[further]))
+        covered = np.bincount(inverse, nbytes, len(grains))
+        return self._not_compared(
+            path, grains[covered < np.minimum((grains + 1) * grain, spec.nbytes) - grains * grain]
+        )
+
+    def _not_compared(self, path: Path, grains: Ints) -> Ints:
+        fine = self._fine.get(path)
+        return grains if fine is None else grains[~fine[grains]]
 
     def verify(
         self,

@@ -210,7 +210,10 @@ class RawFile:
                 at += len(block)
             return
         data = to_numpy(value.contiguous()).reshape(len(starts), size)
-        if len(starts) > 1 and (np.diff(starts) < 0).any():
+        if len(starts) == 1:
+            write_at(self.fd, data.reshape(-1).view(np.uint8).data, offset + int(starts[0]) * itemsize)
+            return
+        if (np.diff(starts) < 0).any():
             order = np.argsort(starts)
             starts, data = starts[order], data[order]
         for i, j, solid in groups_of(starts, size, itemsize):

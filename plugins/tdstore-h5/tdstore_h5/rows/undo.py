@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tdstore.dtypes import numpy_dtype
 from tdstore.storekit.files import allocate, write_at
 from tdstore.types import LeafSpec
 from tdstore_h5.file.journal import read_exact
@@ -64,7 +63,7 @@ class Undo:
         Raises:
             OSError: the storage has no space for the new bytes, or for the old ones. Nothing was changed.
         """
-        itemsize = numpy_dtype(spec.dtype).itemsize
+        itemsize = spec.dtype.itemsize
         ordered = np.sort(starts)
         if bounded and self._held + self._file_size + len(ordered) * size * itemsize > MOST:
             self.forget()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tdstore.errors import TDStoreError
-from tdstore.storekit.files import io_errors
+from tdstore.storekit.files import io_errors, raise_io
 from tdstore.types import Path, StoreIndex, path_text
 from tdstore_h5.file.tree import Leaf
 from tdstore_h5.rows import chunked
@@ -54,7 +54,9 @@ def compare_before(session: Session, path: Path, leaf: Leaf, starts: Ints, size:
     Raises:
         CorruptStoreError: the rest of such a grain is damaged. Nothing was changed.
     """
-    if session.handle.temporary or leaf.committed is None or not session.some_unseen(path):
+    if session.verify == "none" or session.handle.temporary or leaf.committed is None:
+        return
+    if not session.sums.some_unseen(path):
         return
     grains = session.sums.partly(path, leaf.spec, starts, size)
     if len(grains):
@@ -69,8 +71,10 @@ def write_rows(session: Session, writes: Sequence[Rows]) -> None:
         StoreError: the storage failed. The leaves read as before; where they cannot, a note of the error names them.
     """
     handle = session.handle
-    plain = [w for w in writes if w.past_hdf5]
-    others = [w for w in writes if not w.past_hdf5]
+    plain: list[Rows] = []
+    others: list[Rows] = []
+    for w in writes:
+        (plain if w.past_hdf5 else others).append(w)
     if others:
         session.overlaid()
         handle.need_room()
@@ -93,8 +97,12 @@ def _put(session: Session, plain: Sequence[Rows], others: Sequence[Rows]) -> Non
     for w in plain:
         session.sums.touch(w.path, w.leaf.spec, w.starts, w.size)
         assert w.leaf.offset is not None
-        with io_errors(session.url, f"writing {path_text(w.path)}"):
+        try:
             session.raw.write(w.leaf.offset, w.leaf.spec, w.starts, w.size, w.value)
+        except TDStoreError:
+            raise
+        except OSError as error:
+            raise_io(error, session.url, f"writing {path_text(w.path)}")
     for w in others:
         session.sums.touch(w.path, w.leaf.spec, w.starts, w.size)
         handle.unflushed = session.pending = True

@@ -138,7 +138,7 @@ def _is_ours(codec: Mapping[str, Any]) -> bool:
     if name == "blosc":
         size = settings.get("typesize", 1)
         level, block = settings.get("clevel", 5), settings.get("blocksize", 0)
-        numbers = all(type(n) is int for n in (size, level, block)) and size > 0 and 0 <= level <= 9 and block >= 0
+        numbers = type(size) is type(level) is type(block) is int and size > 0 and 0 <= level <= 9 and block >= 0
         return numbers and settings.get("cname") in _CNAMES and settings.get("shuffle", "noshuffle") in _SHUFFLES
     if name == "zstd":
         return type(settings.get("level", 0)) is int and type(settings.get("checksum", False)) is bool

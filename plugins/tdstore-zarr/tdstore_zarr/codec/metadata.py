@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import floordiv, neg
 from typing import Any
 
 import numpy as np
@@ -71,12 +72,12 @@ class ArrayMeta:
     @property
     def grid(self) -> tuple[int, ...]:
         """Return the number of objects along each dimension."""
-        return tuple([-(-n // c) for n, c in zip(self.shape, self.chunks, strict=True)])
+        return tuple(map(neg, map(floordiv, map(neg, self.shape), self.chunks)))  # rounded up
 
     @property
     def per_object(self) -> tuple[int, ...]:
         """Return the number of inner chunks of an object along each dimension."""
-        return tuple(c // i for c, i in zip(self.chunks, self.inner, strict=True))
+        return tuple(map(floordiv, self.chunks, self.inner))
 
     @property
     def inner_bytes(self) -> int:
@@ -106,7 +107,7 @@ class ArrayMeta:
             number, rest = divmod(number, size)
             place.append(rest)
         kind, sep = self.keys
-        parts = [str(n) for n in reversed(place)]
+        parts = map(str, reversed(place))
         if kind == "v2":
             return sep.join(parts) or "0"
         return sep.join(["c", *parts])
@@ -345,7 +346,10 @@ def _check_codecs(codecs: Sequence[Mapping[str, Any]], where: str, url: str, tru
 
 
 def _ints(value: Any, least: int) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(type(n) is int and least <= n < 2**60 for n in value):
+    sound = isinstance(value, list)
+    for n in value if sound else ():
+        sound = sound and type(n) is int and least <= n < 2**60
+    if not sound:
         raise InvalidArgumentError(f"{str(value)[:60]} is not a list of integers >= {least}")
     return tuple(value)
 

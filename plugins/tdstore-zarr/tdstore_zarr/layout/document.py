@@ -228,8 +228,8 @@ def decode_root(data: bytes, *, url: str, trust: bool = False) -> Document:
         attributes, metadata, consolidated = _decode_any(data, url)
     if len(metadata) > MAX_NODES:
         raise CorruptStoreError(f"{url}: {NAME} has more than {MAX_NODES} nodes", url=url, hint=_RESTORE)
-    manifest, mark, log = (attributes.pop(name, None) for name in (MANIFEST, DIRTY, LOG))
-    raw = any(isinstance(text, msgspec.Raw) for text in metadata.values())
+    manifest, mark, log = attributes.pop(MANIFEST, None), attributes.pop(DIRTY, None), attributes.pop(LOG, None)
+    raw = msgspec.Raw in map(type, metadata.values())
     found = Document(metadata, attributes, consolidated, manifest is not None, raw=raw, url=url)
     if log is not None:
         found.log = decode_log(log, url)
@@ -294,7 +294,9 @@ def _add_leaf(found: Document, record: _Record, parser: ArrayParser) -> None:
         rows = list(_RECORD.iter_unpack(base64.b64decode(record.objects, validate=True)))
     except (ValueError, struct.error):
         raise _wrong(parser, path, "has a malformed list of objects") from None
-    objects = {row[0]: Stored(row[1], row[2]) for row in rows}
+    objects: dict[int, Stored] = {}
+    for number, size, crc in rows:
+        objects[number] = Stored(size, crc)
     if len(rows) != record.count or len(rows) > most or (rows and max(objects) >= most):
         raise _wrong(parser, path, "lists objects that it cannot have")
     for row in rows:

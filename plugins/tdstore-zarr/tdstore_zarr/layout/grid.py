@@ -91,8 +91,11 @@ def full_index(shape: Sequence[int], index: StoreIndex) -> list[slice | Tensor]:
 def count_chunks(shape: Sequence[int], chunks: Sequence[int], index: StoreIndex) -> int:
     """Return an upper bound of how many chunks an index touches, without listing them."""
     total = 1
-    for size, chunk, term in zip(shape, chunks, full_index(shape, index), strict=True):
-        if isinstance(term, Tensor):
+    for dim, (size, chunk) in enumerate(zip(shape, chunks, strict=True)):
+        term = index[dim] if dim < len(index) else None
+        if term is None:
+            touched = -(-size // chunk)
+        elif isinstance(term, Tensor):
             touched = min(len(term), -(-size // chunk))
         else:
             length = len(range(term.start, term.stop, term.step))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass, field
+from operator import floordiv
 from typing import NamedTuple
 
 import numpy as np
@@ -101,7 +102,7 @@ class Cut:
             inner = (rows, *inner[1:])
         else:
             raw = False
-        per_object = tuple(c // i for c, i in zip(meta.chunks, inner, strict=True))
+        per_object = tuple(map(floordiv, meta.chunks, inner))
         return Cut(inner, per_object, meta.grid, math.prod(inner) * meta.itemsize, raw, pipeline)
 
 

@@ -286,5 +286,8 @@ def _foreign_files(root: int) -> list[str]:
     names = os.listdir(root)
     if not {NAME, ".zgroup", ".zarray"} & set(names):
         return sorted(names)
-    found = ("/".join(parts) for parts, is_dir in files.walk(root) if not is_dir and not files.is_temp(parts[-1]))
-    return sorted(key for key in found if not _ZARR_FILE.fullmatch(key))
+    found = []
+    for parts, is_dir in files.walk(root):
+        if not is_dir and not _ZARR_FILE.fullmatch(key := "/".join(parts)) and not files.is_temp(parts[-1]):
+            found.append(key)
+    return sorted(found)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
-from tdstore.errors import CorruptStoreError, StoreNotFoundError, UntrustedDataError
+from tdstore.errors import CorruptStoreError, StoreNotFoundError, TDStoreError, UntrustedDataError
 from tdstore.index.ranges import Range
 from tdstore.storekit import files
-from tdstore.storekit.documents import is_plain_name
+from tdstore.storekit.documents import is_plain_key, is_plain_name
 from tdstore_zarr.place.redo_log import PREFIX
 
 KEEP_OPEN = 128
@@ -107,10 +107,15 @@ class FolderEngine(Engine):
 
     def size(self, key: str) -> int:
         """Return the size of an object, as `Engine.size` does."""
-        with files.io_errors(self.where(key), writing=False), self._lock:
-            parts = self._parts(key)
-            folder = self._tree.folder(parts[:-1])
-            return os.stat(parts[-1], dir_fd=folder, follow_symlinks=False).st_size
+        try:
+            with self._lock:
+                parts = self._parts(key)
+                folder = self._tree.folder(parts[:-1])
+                return os.stat(parts[-1], dir_fd=folder, follow_symlinks=False).st_size
+        except TDStoreError:
+            raise
+        except OSError as error:
+            files.raise_io(error, self.where(key), writing=False)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """List objects, as `Engine.list` does; a link is an `UntrustedDataError`."""
@@ -316,7 +321,8 @@ class FolderEngine(Engine):
                         files.fsync(fd)
                     finally:
                         os.close(fd)
-                    folders.update(parts[:depth] for depth in range(len(parts)))
+                    for depth in range(len(parts)):
+                        folders.add(parts[:depth])
                 for folder in sorted(folders):
                     # It was removed, or is a chunk by now; the folder above it shows that.
                     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -343,6 +349,6 @@ class FolderEngine(Engine):
 
     def _parts(self, key: str) -> tuple[str, ...]:
         parts = tuple(key.split("/"))
-        if not all(map(is_plain_name, parts)):
+        if not is_plain_key(key) and not all(map(is_plain_name, parts)):
             raise StoreNotFoundError(f"{key!r} does not name a file below {self.url}", url=self.url)
         return parts

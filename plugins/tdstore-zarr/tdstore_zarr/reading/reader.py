@@ -131,7 +131,8 @@ class Reader:
         """Fill the `out` of every job."""
         for job in jobs:
             self._plan(job)
-        self.need_indices((job.leaf, {number for number, _ in job.chunks}) for job in jobs)
+        if not self.local or True in [job.leaf.meta.sharded for job in jobs]:
+            self.need_indices((job.leaf, {number for number, _ in job.chunks}) for job in jobs)
         batch: _Runs | _Wire = _Runs() if self.local else _Wire()
         places = [self._want(job, batch) for job in jobs]
         self._fetch(batch, [job.leaf for job in jobs])
@@ -151,7 +152,7 @@ class Reader:
             )
         if (rows := Rows.of(job.index, job.out, job.leaf)) is not None:
             job.rows, each = rows, cut.per_object[0]
-            job.chunks = [divmod(chunk, each) for chunk in rows.chunks.tolist()]
+            job.chunks = list(map(divmod, rows.chunks.tolist(), itertools.repeat(each)))
             return
         whole = len(cut.grid) == 1 or all(n == 1 for n in (*cut.grid[1:], *cut.per_object[1:]))
         if whole and cut.grid:
@@ -193,6 +194,10 @@ class Reader:
                 places += [whole[start:stop] if start >= 0 else None for start, stop in found]
                 continue
             key = leaf.key(number)
+            if not (leaf.meta.sharded or cut.raw):
+                places += [(key, 0, stored.size)] * len(positions)
+                wanted.setdefault(key, []).extend(found)
+                continue
             places += [(key, start, stop) if start >= 0 else None for start, stop in found]
             wanted.setdefault(key, []).extend((start, stop) for start, stop in found if start >= 0)
         for name, ranges in wanted.items():

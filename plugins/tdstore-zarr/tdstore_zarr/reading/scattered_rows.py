@@ -45,7 +45,7 @@ class Rows:
             return None
         if inner[0] < 2 or inner[1:] != shape[1:] or out.shape[1:] != shape[1:] or leaf.cut.pipeline.big:
             return None
-        if not out.flags.c_contiguous or not out.flags.writeable or not all(_whole(t) for t in index[1:]):
+        if not out.flags.c_contiguous or not out.flags.writeable or not all(map(_whole, index[1:])):
             return None
         rows = index[0].numpy()
         chunks = rows // inner[0]
