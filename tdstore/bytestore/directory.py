@@ -25,6 +25,7 @@ from tdstore.engine import Engine, EngineCap
 from tdstore.errors import CorruptStoreError, InvalidArgumentError, StoreNotFoundError
 from tdstore.header import MAX_GROUPS, Header
 from tdstore.index.ranges import Range
+from tdstore.storekit import refusals
 from tdstore.storekit.checksums import BLOCK
 from tdstore.storekit.documents import NAME, decode_manifest, is_plain_name
 from tdstore.storekit.session import FileParts
@@ -56,6 +57,8 @@ def read_uploaded(engine: Engine, url: str, manifest: bytes | None) -> UploadedD
     """
     if manifest is not None:
         document, header = decode_manifest(manifest, url=url)
+        if any(record.offset >= 0 for record in document.leaves):
+            raise refusals.packed_leaves(url, "read from afar")
         leaves = [LeafFile.from_record(record) for record in document.leaves]
         tips = {leaf.path: leaf.sums.tips for leaf in leaves if leaf.sums is not None and leaf.nbytes}
         return UploadedDirectory(_table(leaves), header, tips, document.generation)

@@ -191,6 +191,18 @@ def sums_of_file(fd: int, nbytes: int, known: Sums = EMPTY, *, block: int | None
     return summer.sums()
 
 
+def sums_of_part(fd: int, nbytes: int, offset: int) -> Sums:
+    """Compute the checksums of `nbytes` of a file from `offset` on.
+
+    Raises:
+        EOFError: the file is shorter.
+    """
+    data = os.pread(fd, nbytes, offset)
+    if len(data) < nbytes:
+        raise EOFError
+    return sums_of_memory(np.frombuffer(data, np.uint8))
+
+
 def next_data(fd: int, at: int, nbytes: int) -> tuple[int, int]:
     """Return start and end of the next extent at or after `at`; all is data where the file system knows no holes."""
     try:

@@ -7,6 +7,7 @@ a document that passes `decode_manifest` names plain files below the root, each 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 import re
@@ -62,6 +63,8 @@ class LeafRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     """What rows added later read as (`values.encode_value`)."""
     block: int = BLOCK
     """Bytes of a block: 64 KiB to 4 MiB, a power of two."""
+    offset: int = -1
+    """Where the leaf begins in the file of packed leaves; -1: it has a file of its own."""
 
     def sums(self) -> Sums:
         """Decode the checksums."""
@@ -79,11 +82,18 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def leaf_record(
-    path: Path, dtype: str, shape: tuple[int, ...], nbytes: int, file: tuple[str, ...], sums: Sums, fill: Any
+    path: Path,
+    dtype: str,
+    shape: tuple[int, ...],
+    nbytes: int,
+    file: tuple[str, ...],
+    sums: Sums,
+    fill: Any,
+    offset: int = -1,
 ) -> LeafRecord:
     """Build the record of a leaf, with its checksums encoded."""
     crc = base64.b64encode(sums.crc).decode()
-    return LeafRecord(path, dtype, shape, nbytes, file, crc, sums.tips, fill, sums.block)
+    return LeafRecord(path, dtype, shape, nbytes, file, crc, sums.tips, fill, sums.block, offset)
 
 
 def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str) -> bytes:
@@ -274,18 +284,27 @@ _RESTORE = "restore it from a copy; the raw leaves beside it, and meta.json for 
 def _check_leaves(leaves: list[LeafRecord], url: str) -> None:
     paths: set[Path] = set()
     files: dict[Path, Path] = {}
+    packed: list[LeafRecord] = []
     for leaf in leaves:
         if reason := _fault(leaf):
             raise CorruptStoreError(f"{url}: leaf {path_text(leaf.path)} {reason}", url=url)
         if leaf.path in paths:
             raise CorruptStoreError(f"{url}: leaf {path_text(leaf.path)} is described twice", url=url)
         paths.add(leaf.path)
-        if leaf.file:
+        if leaf.offset >= 0:
+            packed.append(leaf)
+        elif leaf.file:
             if leaf.file in files:
                 raise CorruptStoreError(
                     f"{url}: leaves {path_text(files[leaf.file])} and {path_text(leaf.path)} share one file", url=url
                 )
             files[leaf.file] = leaf.path
+    packed.sort(key=lambda leaf: leaf.offset)
+    for one, other in itertools.pairwise(packed):
+        if one.offset + one.nbytes > other.offset:
+            raise CorruptStoreError(
+                f"{url}: leaves {path_text(one.path)} and {path_text(other.path)} share bytes of {PACK}", url=url
+            )
 
 
 def _fault(leaf: LeafRecord) -> str | None:
@@ -308,6 +327,8 @@ def _fault(leaf: LeafRecord) -> str | None:
             return f"names {file!r}, which is not a plain file below the root"
         if file[-1] in RESERVED or file[0] in RESERVED:
             return f"names {file!r}, which is not a data file"
+    if (leaf.offset != -1 or PACK in file) and not _is_packed(leaf):
+        return f"of {expected} bytes is recorded at byte {leaf.offset} of {'/'.join(file)!r}"
     if reason := fill_fault(leaf.fill, dtype):
         return reason
     # Four bytes a block, as base64 of exactly that length; `sums` decodes it.
@@ -317,6 +338,12 @@ def _fault(leaf: LeafRecord) -> str | None:
     if len(leaf.crc) != -(-4 * blocks // 3) * 4 or not _BASE64.fullmatch(leaf.crc):
         return f"has malformed checksums for {expected} bytes"
     return None
+
+
+def _is_packed(leaf: LeafRecord) -> bool:
+    """Check whether a record has the place of a packed leaf."""
+    at = leaf.offset
+    return leaf.file == (PACK,) and 0 <= at < 2**62 and not at % PACK_ALIGN and 0 < leaf.nbytes <= PACKED_BYTES
 
 
 def fill_fault(fill: Any, dtype: torch.dtype) -> str | None:
@@ -332,6 +359,11 @@ def fill_fault(fill: Any, dtype: torch.dtype) -> str | None:
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 _SIMPLE = re.compile(r"[A-Za-z0-9_%~-][A-Za-z0-9_%~.-]{0,200}")
+PACK = "tdstore.pack"
+"""The file of packed leaves. No key has a file or a folder of that name (`keys.encode_file_name`)."""
+PACK_ALIGN = 64
+PACKED_BYTES = 64 << 10
+"""Largest packed leaf."""
 RESERVED = (NAME, "tdstore.session", "meta.json")
 
 

@@ -183,6 +183,14 @@ def write_at(fd: int, data: memoryview, offset: int) -> None:
         offset += n
 
 
+def write_parts(fd: int, parts: Sequence[memoryview], offset: int) -> None:
+    """Write parts one after the other, from `offset` on, whole or raise; at most 1,024 parts."""
+    total = sum(part.nbytes for part in parts)
+    done = os.pwritev(fd, parts, offset)
+    if done < total:  # a signal came, or the disk is full: the rest tells
+        write_at(fd, memoryview(b"".join(parts))[done:], offset + done)
+
+
 def append(fd: int, data: bytes) -> None:
     """Append one record with one system call (the file was opened with O_APPEND)."""
     if os.write(fd, data) != len(data):

@@ -23,6 +23,7 @@ from tdstore.errors import (
     StoreError,
     StoreExistsError,
     StoreNotFoundError,
+    UnsupportedError,
 )
 from tdstore.types import Path, path_text
 
@@ -470,6 +471,25 @@ def dirty(
         leaves=tuple(leaves),
         url=url,
         hint=hint or "restore it from a copy, or take it as it is with recover='accept'",
+    )
+
+
+def packed_leaves(url: str, wanted: str) -> UnsupportedError:
+    """Create the error for a memmap dataset with packed leaves, where each leaf needs a file of its own.
+
+    Args:
+        url: the location.
+        wanted: the refused action, as a participle with what follows it.
+
+    Example:
+        >>> print(packed_leaves("runs/1", "read from an archive"))
+        runs/1: a dataset with packed leaves (tdstore.pack) cannot be read from an archive
+        Hint: save it again with pack=False, which writes a file for each leaf
+    """
+    return UnsupportedError(
+        f"{url}: a dataset with packed leaves (tdstore.pack) cannot be {wanted}",
+        url=url,
+        hint="save it again with pack=False, which writes a file for each leaf",
     )
 
 

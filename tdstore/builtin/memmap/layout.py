@@ -41,6 +41,8 @@ class LeafFile:
         "holes",
         "known",
         "nbytes",
+        "offset",
+        "packed",
         "path",
         "probe",
         "room",
@@ -56,6 +58,10 @@ class LeafFile:
     path: Path
     file: FileParts
     """Components of its published name; empty without elements."""
+    packed: bool
+    """Its file holds other leaves, too."""
+    offset: int
+    """Where it begins in its file."""
     temp: str | None
     """Name in the root while it is not part of the store yet."""
     sums: Sums | None
@@ -98,10 +104,10 @@ class LeafFile:
         self.holes = None
         self.fd = -1
         self.probe = None
-        self.version = self.floor = self.changed = 0
+        self.version = self.floor = self.changed = self.offset = 0
         self.known = EMPTY
         self.elders = []
-        self.handed = self.grown = self.unsynced = self.sparse = self.unmade = self.room = False
+        self.packed = self.handed = self.grown = self.unsynced = self.sparse = self.unmade = self.room = False
 
     @classmethod
     def from_record(cls, record: LeafRecord) -> LeafFile:
@@ -110,6 +116,8 @@ class LeafFile:
         leaf = cls(record.path, record.shape, NAME_TO_DTYPE[record.dtype], fill, record.file)
         if leaf.nbytes:
             leaf.sums = record.sums()
+        if record.offset >= 0:
+            leaf.packed, leaf.offset = True, record.offset
         return leaf
 
     def record(self) -> LeafRecord:
@@ -117,7 +125,14 @@ class LeafFile:
         assert self.sums is not None, self.path
         fill = encode_value(self.fill) if self.fill else 0
         return leaf_record(
-            self.path, dtype_name(self.dtype), tuple(self.shape), self.nbytes, self.file, self.sums, fill
+            self.path,
+            dtype_name(self.dtype),
+            tuple(self.shape),
+            self.nbytes,
+            self.file,
+            self.sums,
+            fill,
+            self.offset if self.packed else -1,
         )
 
     def spec(self) -> LeafSpec:

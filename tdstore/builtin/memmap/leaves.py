@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from tdstore.lifetime import Ending
 from tdstore.store import Cap
 from tdstore.storekit import files
 from tdstore.storekit.budget import check_holes
+from tdstore.storekit.documents import PACKED_BYTES
 from tdstore.storekit.session import Lease
 from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
 
@@ -101,7 +102,7 @@ class MemmapLeaves(ResidentStore[LeafFile]):
             UnsupportedError: the store is anonymous, or the leaf has no elements and so no file.
         """
         leaf = self._leaf(path)
-        if self.location is None or not leaf.file:
+        if self.location is None or not leaf.file or leaf.packed:
             raise UnsupportedError(f"leaf {path_text(path)} of {self.url} has no file of its own", url=self.url)
         return os.path.join(self.location, *leaf.file)
 
@@ -192,7 +193,10 @@ class MemmapLeaves(ResidentStore[LeafFile]):
 
     def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         with files.io_errors(self.url, "making leaves"):
+            packed = self._create_packed(leaves)
             for path, spec in leaves.items():
+                if path in packed:
+                    continue
                 self._drop(path)
                 leaf = LeafFile(path, spec.shape, spec.dtype, spec.fill_value, self._layout.file(path))
                 self._files[path] = leaf
@@ -200,9 +204,28 @@ class MemmapLeaves(ResidentStore[LeafFile]):
                 allocate = leaf.nbytes <= _PREALLOCATED if asked is None else asked
                 self._writer.make(leaf, allocate=allocate, later=asked is None and leaf.nbytes <= _MADE_LATER)
 
+    def _create_packed(self, leaves: Mapping[Path, LeafSpec]) -> Collection[Path]:
+        """Make the file of packed leaves, once, for the small ones that a new store is made with."""
+        if not self._options["pack"] or self._hold.site is None or self._hold.pack is not None:
+            return ()
+        packed: dict[Path, LeafFile] = {}
+        for path, spec in leaves.items():
+            if spec.options.get("preallocate") is None and 0 < spec.nbytes <= PACKED_BYTES:
+                packed[path] = LeafFile(path, spec.shape, spec.dtype, spec.fill_value, ())
+        if packed:
+            self._writer.make_pack(packed.values())
+            for path in packed:
+                self._drop(path)
+            self._files.update(packed)
+        return packed
+
     def _write(self, wanted: Sequence[tuple[LeafFile, Write]]) -> None:
         wanted = [(leaf, w) for leaf, w in wanted if leaf.nbytes and w.value.numel()]
-        if not self._hold.building:
+        if self._hold.building:
+            if self._hold.pack is not None:
+                with files.io_errors(self.url, "writing packed leaves"):
+                    wanted = self._writer.write_packed(wanted)
+        else:
             for leaf, w in wanted:  # all, before the first row of any is overwritten
                 self._writer.reserve(leaf, w.index)
         for leaf, w in wanted:
@@ -224,7 +247,7 @@ class MemmapLeaves(ResidentStore[LeafFile]):
                 leaf = LeafFile(path, shape, old.dtype, old.fill, self._layout.file(path))
                 is_longer = old.grown and old.floor == old.nbytes  # its file, after a growth that was taken back
                 # What grows in place is noted first: where the disk is full in the middle, `discard` cuts the file.
-                if old.nbytes and leaf.nbytes > old.nbytes and not is_longer:
+                if old.nbytes and leaf.nbytes > old.nbytes and not is_longer and not old.packed:
                     self._grown[id(old)] = leaf
                     self._writer.grow(old, leaf, self._leaves.get(path))
                 elif old.grown and not old.handed and old.probe is None and 0 < old.floor <= leaf.nbytes:
@@ -241,7 +264,8 @@ class MemmapLeaves(ResidentStore[LeafFile]):
             self._writer.make(leaf, aside=True)
             if leaf.nbytes and old.nbytes:
                 rows = self._mapped(old)[: leaf.shape[0]]
-                self._writer.write(leaf, (), rows, partial(self._mapped, old))
+                index = tuple(slice(0, n, 1) for n in rows.shape)
+                self._writer.write(leaf, index, rows, partial(self._mapped, old))
         except BaseException:
             self._writer.discard(leaf)
             raise
@@ -258,7 +282,8 @@ class MemmapLeaves(ResidentStore[LeafFile]):
             for new, leaf in leaves.items():
                 self._drop(new)
                 leaf.path = new
-                leaf.file = self._layout.file(new) if leaf.nbytes else ()
+                if not leaf.packed:
+                    leaf.file = self._layout.file(new) if leaf.nbytes else ()
                 self._files[new] = leaf
                 if leaf.probe is not None:
                     self._leaves[new] = self._wrap(leaf)
@@ -273,7 +298,11 @@ class MemmapLeaves(ResidentStore[LeafFile]):
         mapped = torch.empty(leaf.shape, dtype=leaf.dtype) if leaf.probe is None else leaf.probe
         name = None if self.location is None else f"{self.location}/{'/'.join(leaf.file)}"
         return MemoryMappedTensor.wrap(
-            mapped, name if leaf.file else None, shared=self.writable, lease=self._lease if self.writable else None
+            mapped,
+            name if leaf.file else None,
+            shared=self.writable,
+            lease=self._lease if self.writable else None,
+            offset=leaf.offset if leaf.packed else None,
         )
 
     def _check_writable(self) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tdstore.builtin.memmap.layout import LeafFile
+from tdstore.builtin.memmap.pack import Pack
 from tdstore.builtin.memmap.tensor import map_fd
 from tdstore.builtin.memmap.tensordict_layout import META, read_tensordict
 from tdstore.builtin.readcheck import OPENED
@@ -23,7 +24,7 @@ from tdstore.errors import (
 )
 from tdstore.header import Header
 from tdstore.storekit import documents, files, refusals, session
-from tdstore.storekit.checksums import Sums, block_text, crc32c, sums_of_file, tips_of_file
+from tdstore.storekit.checksums import Sums, block_text, crc32c, sums_of_file, sums_of_part, tips_of_file
 from tdstore.storekit.session import Log
 from tdstore.types import path_text
 
@@ -108,10 +109,11 @@ def check_budget(leaves: Iterable[LeafFile], max_bytes: int | None, url: str) ->
 
 def check_and_map(
     root: int, contents: Contents, now: SessionState, *, shared: bool, verify: Verify, accept: bool, url: str
-) -> None:
+) -> Pack | None:
     """Check every file against its declaration, and map those that pass.
 
-    Leaves whose checksums are not to be trusted (`accept`) end with `sums` None.
+    Leaves whose checksums are not to be trusted (`accept`) end with `sums` None. Returns the file of packed leaves,
+    if there is one; these have no tensors until one is asked for.
 
     Args:
         root: descriptor of the folder.
@@ -128,10 +130,11 @@ def check_and_map(
     """
     dirty: list[tuple[LeafFile, str]] = []
     whole = whole_compare_limit(contents.leaves)
+    pack = _check_packed(root, contents, now, shared=shared, verify=verify, accept=accept, url=url, dirty=dirty)
     inodes: dict[tuple[int, int], LeafFile] = {}
     with files.Tree(root) as tree:
         for leaf in contents.leaves:
-            if not leaf.nbytes:
+            if not leaf.nbytes or leaf.packed:
                 continue
             fd = _open_leaf(tree, leaf, url, now, dirty)
             if fd < 0:
@@ -144,13 +147,8 @@ def check_and_map(
                         f"{url}: leaves {path_text(other.path)} and {path_text(leaf.path)} share one file", url=url
                     )
                 reason = _compare(fd, leaf, info, now, verify, whole)
-                if reason is not None:
-                    if now.crashed and not (accept and info.st_size >= leaf.nbytes):
-                        dirty.append((leaf, reason))
-                        continue
-                    if not accept or (info.st_size != leaf.nbytes and now.log is None):
-                        raise CorruptStoreError(f"{url}: {reason}", url=url, hint=_ACCEPT)
-                    leaf.sums = None
+                if reason is not None and not _accepted(leaf, reason, info, now, dirty, accept=accept, url=url):
+                    continue
                 leaf.sparse = info.st_blocks * 512 < leaf.nbytes
                 leaf.changed = _settled_time(info) if shared and now.log is None else 0
                 _map(fd, leaf, shared=shared, url=url)
@@ -158,21 +156,103 @@ def check_and_map(
                 os.close(fd)
     if dirty:
         raise refusals.dirty(url, [leaf.path for leaf, _ in dirty], more=dirty[0][1])
+    return pack
+
+
+def _accepted(
+    leaf: LeafFile,
+    reason: str,
+    info: os.stat_result,
+    now: SessionState,
+    dirty: list[tuple[LeafFile, str]],
+    *,
+    accept: bool,
+    url: str,
+) -> bool:
+    """Judge a leaf that differs from the commit: accepted, left by a dead writer (added to `dirty`), or damaged."""
+    end = leaf.offset + leaf.nbytes
+    if now.crashed and not (accept and info.st_size >= end):
+        dirty.append((leaf, reason))
+        return False
+    whole = info.st_size >= end if leaf.packed else info.st_size == end
+    if not accept or (not whole and now.log is None):
+        raise CorruptStoreError(f"{url}: {reason}", url=url, hint=_ACCEPT)
+    leaf.sums = None
+    return True
+
+
+def _check_packed(
+    root: int,
+    contents: Contents,
+    now: SessionState,
+    *,
+    shared: bool,
+    verify: Verify,
+    accept: bool,
+    url: str,
+    dirty: list[tuple[LeafFile, str]],
+) -> Pack | None:
+    """Compare the packed leaves, and map their file; None if there are none."""
+    leaves = [leaf for leaf in contents.leaves if leaf.packed]
+    if not leaves:
+        return None
+    pack = Pack(root, max(leaf.offset + leaf.nbytes for leaf in leaves), shared=shared)
+    try:
+        with files.Tree(root) as tree:
+            fd = _open_leaf(tree, leaves[0], url, now, dirty, os.O_RDWR if shared else os.O_RDONLY)
+        if fd < 0:
+            return None
+        pack.adopt(fd)
+        info = os.fstat(fd)
+        sparse = info.st_blocks * 512 < pack.nbytes
+        changed = _settled_time(info) if shared and now.log is None else 0
+        for leaf in leaves:
+            reason = _compare_packed(fd, leaf, info, now, verify)
+            if reason is not None:
+                _accepted(leaf, reason, info, now, dirty, accept=accept, url=url)
+            leaf.sparse, leaf.changed = sparse, changed
+        if info.st_size >= pack.nbytes:
+            pack.map()
+    except BaseException:
+        pack.close()
+        raise
+    return pack
+
+
+def _compare_packed(fd: int, leaf: LeafFile, info: os.stat_result, now: SessionState, verify: Verify) -> str | None:
+    """Return how a packed leaf differs from the commit, or None."""
+    if leaf.offset + leaf.nbytes > info.st_size:
+        end = max(info.st_size - leaf.offset, 0)
+        return f"leaf {path_text(leaf.path)} has {end} bytes in {documents.PACK}, expected {leaf.nbytes}"
+    if leaf.sums is None or now.skips(leaf) or (verify == "none" and not now.crashed):
+        return None
+    return compare_sums(fd, leaf, leaf.sums)
 
 
 _ACCEPT = "restore it from a copy; if another program wrote it on purpose, open once with mode='r+', recover='accept'"
 
 
-def _open_leaf(tree: files.Tree, leaf: LeafFile, url: str, now: SessionState, dirty: list[tuple[LeafFile, str]]) -> int:
+def _open_leaf(
+    tree: files.Tree,
+    leaf: LeafFile,
+    url: str,
+    now: SessionState,
+    dirty: list[tuple[LeafFile, str]],
+    flags: int = os.O_RDONLY,
+) -> int:
     name = "/".join(leaf.file)
     try:
-        return tree.open(leaf.file)
+        return tree.open(leaf.file, flags)
     except FileNotFoundError as error:
         reason = f"leaf {path_text(leaf.path)} is missing: there is no {name}, expected {leaf.nbytes} bytes"
         if now.crashed:
             dirty.append((leaf, reason))
             return -1
         raise CorruptStoreError(f"{url}: {reason}", url=url, hint="restore it from a copy") from error
+    except PermissionError as error:
+        if flags == os.O_RDONLY:
+            files.raise_io(error, url, f"leaf {path_text(leaf.path)}", writing=False)
+        raise ReadOnlyError(f"{url}: {name} cannot be written: {error.strerror}", url=url) from error
     except OSError as error:
         if files.is_foreign(error):
             raise CorruptStoreError(
@@ -214,7 +294,10 @@ def _compare(
 def compare_sums(fd: int, leaf: LeafFile, expected: Sums) -> str | None:
     """Hash a file and describe the first block that differs from the commit."""
     try:
-        got = sums_of_file(fd, leaf.nbytes, block=expected.block)
+        if leaf.packed:
+            got = sums_of_part(fd, leaf.nbytes, leaf.offset)
+        else:
+            got = sums_of_file(fd, leaf.nbytes, block=expected.block)
     except EOFError:
         return f"leaf {path_text(leaf.path)} has {os.fstat(fd).st_size} bytes, expected {leaf.nbytes}"
     if got.crc == expected.crc:
@@ -232,7 +315,7 @@ def crc_of_range(root: int, raw: bytes, leaf: LeafFile, start: int, stop: int) -
         with files.Tree(root) as tree:
             fd = tree.open(leaf.file)
             try:
-                found = crc32c(os.pread(fd, stop - start, start))
+                found = crc32c(os.pread(fd, stop - start, leaf.offset + start))
             finally:
                 os.close(fd)
         # Looked at last: a writer changes rows before its commit changes the manifest, and the log is there meanwhile.
@@ -252,7 +335,7 @@ def crc_unless_written(root: int, leaf: LeafFile, start: int, stop: int) -> int 
         with files.Tree(root) as tree:
             fd = tree.open(leaf.file)
         try:
-            found = crc32c(os.pread(fd, stop - start, start))
+            found = crc32c(os.pread(fd, stop - start, leaf.offset + start))
             return None if leaf.written() or not is_untouched(root, fd, leaf) else found
         finally:
             os.close(fd)

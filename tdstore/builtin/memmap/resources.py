@@ -14,10 +14,11 @@ from contextlib import AbstractContextManager, contextmanager
 
 from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.memmap.opening import MAX_MANIFEST, SessionState, is_untouched
+from tdstore.builtin.memmap.pack import Pack
 from tdstore.builtin.memmap.publish import FIRST
 from tdstore.builtin.memmap.tensor import scratch_dir
 from tdstore.storekit import documents, files, refusals, session
-from tdstore.storekit.checksums import sums_of_file
+from tdstore.storekit.checksums import sums_of_file, sums_of_part
 from tdstore.storekit.documents import LeafRecord, leaf_record
 from tdstore.storekit.publish import Site, sweep_dead
 from tdstore.storekit.session import FileParts, Log, Session
@@ -35,6 +36,7 @@ class Hold:
         self.pid = os.getpid()
         self.root = -1
         self.files: dict[Path, LeafFile] = {}
+        self.pack: Pack | None = None
         self.site: Site | None = None
         """While a new store is built."""
         self.session: Session | None = None
@@ -151,6 +153,7 @@ class Hold:
     def reset(self) -> None:
         """Release a folder that was replaced by another one meanwhile."""
         self.files.clear()
+        self._drop_pack()
         if self.session is not None:
             self.session.drop()
             self.session = None
@@ -171,6 +174,7 @@ class Hold:
                 if leaf.fd >= 0:
                     os.close(leaf.fd)
                     leaf.fd = -1
+            self._drop_pack()
             with files.io_errors(self.url, "closing"):
                 if self.site is not None:
                     self.site.close()
@@ -185,6 +189,11 @@ class Hold:
             if self.root >= 0:
                 os.close(self.root)
                 self.root = -1
+
+    def _drop_pack(self) -> None:
+        if self.pack is not None:
+            self.pack.close()
+            self.pack = None
 
     def _warn_lost_writes(self) -> None:
         """Warn of writes to read-only tensors, which torch cannot refuse."""
@@ -237,7 +246,10 @@ class Hold:
         except OSError:
             return record  # gone or replaced: the next opener compares with the old record
         try:
-            sums = sums_of_file(fd, record.nbytes, block=record.block)
+            if record.offset >= 0:
+                sums = sums_of_part(fd, record.nbytes, record.offset)
+            else:
+                sums = sums_of_file(fd, record.nbytes, block=record.block)
             leaf = self.files.get(record.path)
             if sums == record.sums() or (leaf is not None and is_untouched(self.root, fd, leaf)):
                 return record  # else unchanged, and damaged: the old checksums show it
@@ -247,4 +259,6 @@ class Hold:
             return record  # truncated by another program: the old record shows it
         finally:
             os.close(fd)
-        return leaf_record(record.path, record.dtype, record.shape, record.nbytes, record.file, sums, record.fill)
+        return leaf_record(
+            record.path, record.dtype, record.shape, record.nbytes, record.file, sums, record.fill, record.offset
+        )

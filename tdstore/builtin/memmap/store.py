@@ -58,6 +58,7 @@ def open_memmap(
     recover: Literal["accept"] | None = None,
     max_bytes: int | None = None,
     preallocate: bool | None = None,
+    pack: bool = False,
     lock_timeout: float = LOCK_TIMEOUT,
 ) -> MemmapStore:
     """Open, or make, a directory of memory-mapped leaves. None (modes "w" and "x") is an anonymous one.
@@ -74,6 +75,8 @@ def open_memmap(
             at most 64 KiB: with their first bytes, or at the commit of a new store). For others tdstore reserves it
             before it writes to them; torch's own operations on a leaf, which do not, end the process if the disk is
             full then.
+        pack: write the leaves of at most 64 KiB that a new store is made with to one file. It is then saved and opened
+            faster, and the `tensordict` package cannot read it. A store that exists remains as it is.
         lock_timeout: seconds to wait for another process that holds the store.
 
     Raises:
@@ -99,6 +102,7 @@ def open_memmap(
         "recover": recover,
         "max_bytes": max_bytes,
         "preallocate": preallocate,
+        "pack": pack,
         "lock_timeout": lock_timeout,
     }
     lifetime.settle()
@@ -179,7 +183,7 @@ class MemmapStore(MemmapLeaves):
     def _take(self, contents: Contents, now: SessionState) -> None:
         check_budget(contents.leaves, self._options["max_bytes"], self.url)
         shared = self._mode == "r+"
-        check_and_map(
+        self._hold.pack = check_and_map(
             self._hold.root,
             contents,
             now,
@@ -191,11 +195,15 @@ class MemmapStore(MemmapLeaves):
         self._header, self._raw = contents.header, contents.raw
         for leaf in contents.leaves:
             self._files[leaf.path] = leaf
+            if leaf.packed:
+                continue  # mapped when it is first used
             if shared and leaf.file:
                 self._layout.adopt(leaf.path, leaf.file)
             if shared and leaf.sparse:
                 self._writer.watch(leaf)
             self._leaves[leaf.path] = self._wrap(leaf)
+        if shared and self._hold.pack is not None:
+            self._writer.fill_pack()
         self._mark_committed()
         if self._raw and self._options["verify"] != "none" and not now.crashed:
             done = whole_compare_limit(contents.leaves) if self._options["verify"] == "size" else sys.maxsize
@@ -210,7 +218,7 @@ class MemmapStore(MemmapLeaves):
         self._hold.remove_remains(log, {leaf.file for leaf in contents.leaves})
         with files.Tree(root) as tree:
             for leaf in contents.leaves:
-                if leaf.nbytes:
+                if leaf.nbytes and not leaf.packed:
                     fd = tree.open(leaf.file, os.O_RDWR)
                     if os.fstat(fd).st_size > leaf.nbytes:
                         files.truncate(fd, leaf.nbytes)
@@ -311,7 +319,9 @@ class MemmapStore(MemmapLeaves):
 
     def _write_meta(self, header: Header) -> None:
         """Write the files of tensordict; each is recorded at once, as a disk may be full in between."""
-        wanted = meta_files(header, self._files.values(), self._layout)
+        # tensordict could not read a folder with packed leaves: without these files it says so at once.
+        packed = any(leaf.packed for leaf in self._files.values())
+        wanted = {} if packed else meta_files(header, self._files.values(), self._layout)
         with files.Tree(self._hold.root) as tree:
             for parts, data in wanted.items():
                 if self._meta.get(parts) != data:
@@ -415,9 +425,9 @@ class MemmapStore(MemmapLeaves):
                 return f"leaf {path_text(leaf.path)}: {name}: {error.strerror}, expected {leaf.nbytes} bytes"
             raise
         try:
-            size = os.fstat(fd).st_size
-            if size < leaf.nbytes or (size > leaf.nbytes and not longer):
-                return f"leaf {path_text(leaf.path)} has {size} bytes, expected {leaf.nbytes}"
+            size = os.fstat(fd).st_size - leaf.offset
+            if size < leaf.nbytes or (size > leaf.nbytes and not longer and not leaf.packed):
+                return f"leaf {path_text(leaf.path)} has {max(size, 0)} bytes, expected {leaf.nbytes}"
             return compare_sums(fd, leaf, leaf.sums)
         finally:
             os.close(fd)

@@ -33,6 +33,7 @@ from tdstore.storekit import files, refusals
 from tdstore.storekit.session import Lease
 
 _PROC = "/proc/self/fd"
+Buffer = ctypes.Array[ctypes.c_byte] | mmap.mmap
 
 
 def map_fd(fd: int, shape: Sequence[int], dtype: torch.dtype, *, shared: bool, path: str = "") -> Tensor:
@@ -50,16 +51,23 @@ def map_fd(fd: int, shape: Sequence[int], dtype: torch.dtype, *, shared: bool, p
 
 def _map_private(fd: int, nbytes: int, dtype: torch.dtype) -> Tensor:
     """Map copy-on-write. torch's own call reserves memory for every page, and so refuses files larger than the RAM."""
-    assert _mmap is not None
+    return torch.frombuffer(map_memory(fd, nbytes, shared=False), dtype=dtype)
+
+
+def map_memory(fd: int, nbytes: int, *, shared: bool) -> Buffer:
+    """Map the first bytes of an open file, as memory that tensors are made over; it is unmapped after the last one."""
+    if _mmap is None:
+        return mmap.mmap(fd, nbytes, access=mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY)
     protection = mmap.PROT_READ | mmap.PROT_WRITE
-    address = _mmap(None, nbytes, protection, mmap.MAP_PRIVATE | _MAP_NORESERVE, fd, 0)
+    flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | _MAP_NORESERVE
+    address = _mmap(None, nbytes, protection, flags, fd, 0)
     if address in (None, ctypes.c_void_p(-1).value):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     buffer = (ctypes.c_byte * nbytes).from_address(address)
     # The tensor's memory holds `buffer`. At exit the system unmaps; doing it here could pull it from under a thread.
     weakref.finalize(buffer, _libc.munmap, address, nbytes).atexit = False
-    return torch.frombuffer(buffer, dtype=dtype)
+    return buffer
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -93,12 +101,12 @@ class MemoryMappedTensor(Tensor):
 
     @staticmethod
     def wrap(
-        mapped: Tensor, filename: str | None, *, shared: bool = True, lease: Lease | None = None
+        mapped: Tensor, name: str | None, *, shared: bool = True, lease: Lease | None = None, offset: int | None = None
     ) -> MemoryMappedTensor:
-        """Wrap a mapped plain tensor; `lease` keeps the session that it belongs to alive."""
+        """Wrap a mapped plain tensor; `lease` keeps its session alive, `offset` is its first byte in a shared file."""
         tensor: MemoryMappedTensor = Tensor._make_subclass(MemoryMappedTensor, mapped)
         tensor._held = lease  # type: ignore[attr-defined]  # as long as this tensor, the base of its views, lives
-        record = MappedFile(filename, shared, None if lease is None else weakref.ref(lease))
+        record = MappedFile(name, shared, None if lease is None else weakref.ref(lease), offset)
         # Every view of the memory, of any class, has this storage: `io.mapped.sent` finds the file by it.
         tensor.untyped_storage().tdstore_file = record  # type: ignore[attr-defined]
         return tensor
@@ -457,8 +465,9 @@ class MemoryMappedTensor(Tensor):
         file = self._file
         if file.lease is not None and (lease := file.lease()) is not None:
             lease.escape()
-        if not self.is_nested and not _is_whole(self):
-            part = (self.storage_offset(), tuple(self.shape), self.stride())
+        if not self.is_nested and (file.offset is not None or not _is_whole(self)):
+            start = (file.offset or 0) // self.dtype.itemsize + self.storage_offset()
+            part = (start, tuple(self.shape), self.stride())
             return rebuild, ("MemoryMappedTensor.part", file.name, self.dtype, *part, file.shared)
         shape = tuple(map(tuple, self._nested_tensor_size().tolist())) if self.is_nested else tuple(self.shape)
         return rebuild, ("MemoryMappedTensor", file.name, self.dtype, shape, file.shared)
@@ -476,6 +485,8 @@ class MappedFile:
     name: str | None
     shared: bool
     lease: weakref.ref[Lease] | None
+    offset: int | None = None
+    """The byte at which the memory begins; None: it is the whole file."""
 
 
 _ANONYMOUS = MappedFile(None, True, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tdstore.builtin.memmap.layout import LeafFile
+from tdstore.builtin.memmap.pack import Pack, arrange
 from tdstore.builtin.memmap.resources import Hold
 from tdstore.builtin.memmap.tensor import map_fd
 from tdstore.builtin.resident import put
@@ -29,12 +30,13 @@ from tdstore.storekit.checksums import (
     Sums,
     crc32c,
     sums_of_file,
+    sums_of_part,
     sums_of_zeros,
     tip_ranges,
 )
 from tdstore.storekit.session import FileParts
 from tdstore.storekit.sparse import Holes
-from tdstore.types import StoreIndex, path_text
+from tdstore.types import StoreIndex, Write, path_text
 
 _OPEN_FILES = 32
 _MAPPED = 16384
@@ -53,6 +55,8 @@ class LeafWriter:
     # -- descriptors ---------------------------------------------------------------------
     def fd(self, leaf: LeafFile) -> int:
         """Return a descriptor of a leaf's file, to read and write; it belongs to this writer."""
+        if leaf.packed:
+            return self._pack.fd
         if leaf.unmade:
             self._make_now(leaf)
         if leaf.fd < 0:
@@ -72,6 +76,12 @@ class LeafWriter:
             return files.open_plain(leaf.temp, self._hold.root)
         with files.Tree(self._hold.root) as tree:
             return tree.open(leaf.file)
+
+    @property
+    def _pack(self) -> Pack:
+        """The file of packed leaves, where there is one."""
+        assert self._hold.pack is not None
+        return self._hold.pack
 
     def _keep(self, leaf: LeafFile, fd: int) -> None:
         leaf.fd = fd
@@ -111,6 +121,27 @@ class LeafWriter:
             self._fill(leaf, 0)
         else:
             leaf.sums = sums_of_zeros(leaf.nbytes)
+
+    def make_pack(self, leaves: Collection[LeafFile]) -> None:
+        """Make the file of packed leaves, which tells each its place."""
+        pack = Pack(self._hold.root, arrange(leaves), shared=True)
+        pack.create()
+        self._hold.pack = pack
+        for leaf in leaves:
+            leaf.sums = sums_of_zeros(leaf.nbytes)
+            leaf.unsynced = True
+        filled = [leaf for leaf in leaves if leaf.fill]
+        self.write_packed(
+            [(leaf, Write(leaf.path, (), torch.full(leaf.shape, leaf.fill, dtype=leaf.dtype))) for leaf in filled]
+        )
+
+    def fill_pack(self) -> None:
+        """Reserve disk space for packed leaves that lack it, as in a sparse copy: no write ends the process."""
+        with files.io_errors(self._hold.url, "taking room for packed leaves"):
+            for leaf in self._hold.files.values():
+                if leaf.packed and leaf.sparse:
+                    files.allocate(self._pack.fd, leaf.offset, leaf.nbytes)
+                    leaf.sparse = False
 
     def make_all(self) -> None:
         """Make the files of leaves that nothing was written to."""
@@ -155,7 +186,9 @@ class LeafWriter:
 
     def map(self, leaf: LeafFile) -> None:
         """Map a leaf, shared."""
-        if leaf.nbytes:
+        if leaf.packed:
+            leaf.probe = self._pack.tensor(leaf)
+        elif leaf.nbytes:
             leaf.probe = map_fd(self.fd(leaf), leaf.shape, leaf.dtype, shared=True, path="/".join(leaf.file))
             if leaf.holes is not None:
                 leaf.holes.guard(leaf.probe)
@@ -248,7 +281,7 @@ class LeafWriter:
 
     def set_aside(self, leaf: LeafFile) -> None:
         """Give a leaf's file a temporary name, from which it can be placed under another."""
-        if not leaf.nbytes or leaf.temp is not None:
+        if not leaf.nbytes or leaf.temp is not None or leaf.packed:
             return
         if leaf.unmade:
             self._make_now(leaf)
@@ -267,7 +300,7 @@ class LeafWriter:
         if leaf.temp is not None:
             files.unlink(leaf.temp, self._hold.root)
             leaf.temp = None
-        elif self._hold.building and leaf.nbytes and not leaf.unmade:
+        elif self._hold.building and leaf.nbytes and not leaf.unmade and not leaf.packed:
             with files.Tree(self._hold.root) as tree:
                 files.unlink(leaf.file[-1], tree.folder(leaf.file[:-1]))
 
@@ -318,15 +351,24 @@ class LeafWriter:
         if not self._hold.sync:
             return
         leaves = [x for x in self._hold.files.values() if x.nbytes and (everything or x.unsynced)]
+        packed = [leaf for leaf in leaves if leaf.packed]
+        leaves = [leaf for leaf in leaves if not leaf.packed]
+        if packed:
+            files.start_writeback(self._pack.fd)
         for leaf in leaves:
             files.start_writeback(self.fd(leaf))
         for leaf in leaves:
             files.fsync(self.fd(leaf))
             leaf.unsynced = False
+        if packed:
+            files.fsync(self._pack.fd)
+            for leaf in packed:
+                leaf.unsynced = False
 
     def blocks(self) -> int:
         """Return the 512-byte blocks that the data files take."""
-        return sum(self.blocks_of(leaf) for leaf in self._hold.files.values())
+        found = sum(self.blocks_of(leaf) for leaf in self._hold.files.values() if not leaf.packed)
+        return found + (0 if self._hold.pack is None else os.fstat(self._hold.pack.fd).st_blocks)
 
     def bytes_of(self, leaf: LeafFile) -> int:
         """Return the bytes that the file of a leaf takes."""
@@ -336,6 +378,8 @@ class LeafWriter:
         """Return the 512-byte blocks that the file of a leaf takes."""
         if not leaf.nbytes or leaf.unmade:
             return 0
+        if leaf.packed:
+            return -(-leaf.nbytes // 512)
         with files.Tree(self._hold.root) as tree:
             parent, name = self._hold.root, leaf.temp
             if name is None:
@@ -343,6 +387,22 @@ class LeafWriter:
             return os.stat(name, dir_fd=parent, follow_symlinks=False).st_blocks
 
     # -- data ----------------------------------------------------------------------------
+    def write_packed(self, wanted: Sequence[tuple[LeafFile, Write]]) -> list[tuple[LeafFile, Write]]:
+        """Write whole packed leaves that nobody has mapped together; returns the other writes."""
+        parts: dict[int, tuple[LeafFile, memoryview]] = {}
+        others: list[tuple[LeafFile, Write]] = []
+        for leaf, w in wanted:
+            if not leaf.packed or leaf.probe is not None or id(leaf) in parts or not _is_full(w.index, leaf.shape):
+                others.append((leaf, w))
+                continue
+            (block,) = byte_blocks(w.value.cpu())
+            parts[id(leaf)] = leaf, block.data
+            leaf.sums, leaf.unsynced = None, True
+        self._pack.write(list(parts.values()))
+        for leaf, data in parts.values():
+            leaf.sums = sums_of_block(np.frombuffer(data, np.uint8))
+        return others
+
     def write(self, leaf: LeafFile, index: StoreIndex, value: Tensor, view: Callable[[], Tensor]) -> None:
         """Assign `leaf[index] = value`; `view` returns the mapped leaf where a mapping is the better way."""
         if value.device.type != "cpu":
@@ -399,7 +459,7 @@ class LeafWriter:
         summer = Summer(leaf.nbytes)
         at = 0
         for block in byte_blocks(value):
-            files.write_at(fd, block.data, at)
+            files.write_at(fd, block.data, leaf.offset + at)
             at += len(block)
             if ours:
                 summer.add(block)
@@ -416,7 +476,7 @@ class LeafWriter:
             value = take(value, 0, torch.argsort(rows))
         first = 0
         for start, stop in _row_runs(rows):
-            self._write_run(fd, value[first : first + stop - start], start * row)
+            self._write_run(fd, value[first : first + stop - start], leaf.offset + start * row)
             first += stop - start
 
     @staticmethod
@@ -432,7 +492,10 @@ def compute_checksums(leaf: LeafFile, writer: LeafWriter) -> None:
     for _, elder in leaf.elders:
         elder.version = elder.seen()
     try:
-        leaf.sums = sums_of_file(writer.fd(leaf), leaf.nbytes, known)
+        if leaf.packed:
+            leaf.sums = sums_of_part(writer.fd(leaf), leaf.nbytes, leaf.offset)
+        else:
+            leaf.sums = sums_of_file(writer.fd(leaf), leaf.nbytes, known)
     except EOFError:
         raise CorruptStoreError(
             f"leaf {path_text(leaf.path)} was truncated by another program, expected {leaf.nbytes} bytes"
@@ -455,7 +518,7 @@ def read_runs(fd: int, wanted: Iterable[tuple[int, int]], leaf: LeafFile) -> Ten
     out = bytearray(row * sum(stop - start for start, stop in wanted))
     at = 0
     for start, stop in wanted:
-        size, offset = (stop - start) * row, start * row
+        size, offset = (stop - start) * row, leaf.offset + start * row
         while size:
             n = os.preadv(fd, [memoryview(out)[at : at + size]], offset)
             if not n:

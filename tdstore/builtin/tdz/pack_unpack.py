@@ -29,6 +29,7 @@ from tdstore.errors import CorruptStoreError, StoreNotFoundError
 from tdstore.header import Header
 from tdstore.storekit import documents, files, refusals, session
 from tdstore.storekit.checksums import Summer, Sums
+from tdstore.storekit.documents import PACK
 from tdstore.storekit.session import FileParts
 
 Place = str | os.PathLike[str]
@@ -76,6 +77,8 @@ def pack_memmap(
             raise StoreNotFoundError(f"{source} is not a folder", url=source) from error
         try:
             names = sorted((p for p, is_dir in files.walk(root) if not is_dir), key=lambda p: (p[-1] != META, p))
+            if (PACK,) in names:
+                raise refusals.packed_leaves(source, "put into an archive")
             if (META,) not in names:
                 raise StoreNotFoundError(f"{source} has no {META}: not a memmap directory", url=source)
             names = [p for p in names if p[-1] != session.NAME and not files.is_temp(p[0])]

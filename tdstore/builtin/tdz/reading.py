@@ -24,7 +24,7 @@ from tdstore.builtin.memmap.tensordict_layout import MAX_META, MAX_PICKLE, META,
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreError, UnsupportedError
 from tdstore.header import MAX_GROUPS, Header
-from tdstore.storekit import documents
+from tdstore.storekit import documents, refusals
 from tdstore.storekit.checksums import BLOCK, Summer, Sums
 from tdstore.storekit.session import FileParts
 from tdstore.types import Path, path_text
@@ -313,6 +313,8 @@ def read_dataset(fd: int, listing: Listing, url: str) -> tuple[bytes, Header, li
     if found is not None:
         raw = read_manifest(fd, found, url)
         document, header = documents.decode_manifest(raw, url=url)
+        if any(record.offset >= 0 for record in document.leaves):
+            raise refusals.packed_leaves(url, "read from an archive")
         leaves = [LeafFile.from_record(record) for record in document.leaves]
     elif (META,) in listing.members:
         raw = b""

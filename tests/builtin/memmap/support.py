@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path as FsPath
 from typing import Any
 
+import pytest
 from torch import Tensor
 
 from tdstore.builtin.memmap.store import open_memmap
@@ -37,6 +38,7 @@ __all__ = [
     "in_child",
     "injected",
     "killed_after",
+    "layout",
     "load",
     "remains",
     "same",
@@ -49,8 +51,20 @@ OLD: Leaves = values.OLD
 NEW: Leaves = values.NEW
 
 
+PACKED = [False]
+"""Whether `save` packs small leaves: set by the fixture `layout`."""
+
+
+@pytest.fixture(params=["files", "packed"])
+def layout(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run a test with a file for each leaf, and with packed ones."""
+    PACKED[0] = request.param == "packed"
+    yield
+    PACKED[0] = False
+
+
 def save(location: FsPath | str, leaves: Leaves, *, mode: Any = "w", **options: Any) -> None:
-    save_to(open_memmap, str(location), leaves, mode=mode, **{"durable": "none", **options})
+    save_to(open_memmap, str(location), leaves, mode=mode, **{"durable": "none", "pack": PACKED[0], **options})
 
 
 def load(location: FsPath | str, **options: Any) -> dict[Path, Tensor]:
@@ -62,7 +76,7 @@ def remains(folder: FsPath) -> list[str]:
     return [str(p) for p in folder.rglob("*") if ".tdstore-" in p.name]
 
 
-CHANGING = frozenset("open mkdir pwrite write ftruncate posix_fallocate rename unlink rmdir fsync link".split())
+CHANGING = frozenset("open mkdir pwrite pwritev write ftruncate posix_fallocate rename unlink rmdir fsync link".split())
 
 
 class FaultyOs:

@@ -40,3 +40,9 @@ class TestMemmapAnonymous(StoreTests):
     @pytest.fixture
     def location(self) -> None:
         return None
+
+
+class TestMemmapPacked(StoreTests):
+    backend = "memmap"
+    caps = CAPS
+    options = {"pack": True}

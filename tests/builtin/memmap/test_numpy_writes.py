@@ -18,12 +18,13 @@ MEMORY = Path("/dev/shm")
 
 @pytest.mark.parametrize("first", ["read", "write"])
 @pytest.mark.parametrize("where", ["disk", "memory"])
-def test_what_numpy_wrote_is_committed(tmp_path, where, first):
+@pytest.mark.parametrize("pack", [False, True])
+def test_what_numpy_wrote_is_committed(tmp_path, pack, where, first):
     if where == "memory" and not os.access(MEMORY, os.W_OK):
         where = "disk"
     with tempfile.TemporaryDirectory(dir=MEMORY if where == "memory" else tmp_path) as folder:
         place = Path(folder) / "data"
-        TensorDict({"a": torch.arange(100)}, [100]).save(place).close()
+        TensorDict({"a": torch.arange(100)}, [100]).save(place, pack=pack).close()
         time.sleep(0.05)  # so that the time of the file is old enough to tell
         with tdstore.open(place, mode="r+") as td:
             if first == "read":

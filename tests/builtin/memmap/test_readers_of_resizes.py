@@ -15,9 +15,10 @@ from tdstore import TensorDict
 from tdstore.errors import CorruptStoreError
 
 
-def test_readers_while_a_writer_resizes(tmp_path: FsPath) -> None:
+@pytest.mark.parametrize("pack", [False, True])
+def test_readers_while_a_writer_resizes(tmp_path: FsPath, pack: bool) -> None:
     path = tmp_path / "d"
-    TensorDict({"x": torch.zeros(100, 96), "y": torch.zeros(100)}, [100]).save(path).close()
+    TensorDict({"x": torch.zeros(100, 96), "y": torch.zeros(100)}, [100]).save(path, pack=pack).close()
     writer = os.fork()
     if not writer:
         try:
