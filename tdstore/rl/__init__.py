@@ -42,6 +42,9 @@ from tdstore.rl.transitions import (
     RolloutBuffer,
     Transition,
     create_dataloader,
+    to_tensordict,
+    to_torch_tensor,
+    transition_to_tensordict,
 )
 from tdstore.rl.trees import MCTSForest, PUCTScore, Tree, UCBScore
 
@@ -83,6 +86,9 @@ __all__ = [
     "create_dataloader",
     "default_reward",
     "score_from_checks",
+    "to_tensordict",
+    "to_torch_tensor",
     "torchrl_storage",
+    "transition_to_tensordict",
     "verify",
 ]

@@ -245,9 +245,12 @@ class ReplayBuffer:
         """
         if isinstance(data, list) and not data:
             raise InvalidStateError("extend needs at least one row")
-        data = inverted(self._transforms, data)
-        if self.dim_extend:
-            data = dimensions.rows_first(data, self.dim_extend)
+        if self._transforms:
+            data = inverted(self._transforms, data)
+        dim = self._dim_extend
+        dim = self._storage.ndim - 1 if dim is None else dim
+        if dim:
+            data = dimensions.rows_first(data, dim)
         index: Tensor = self._put(self._writer.extend, data)
         return index
 

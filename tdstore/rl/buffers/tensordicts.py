@@ -70,7 +70,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """Write TensorDicts, with the priorities of their entry `priority_key`, if they have it."""
         if not isinstance(data, list):
             only_collections(data)
-        priority = self._priority_of(data, None) if is_collection(data) else None
+        priority = self._priority_of(data, None) if self._ranks and is_collection(data) else None
         index = super().extend(data)
         if priority is not None:
             self.update_priority(index, priority)

@@ -270,7 +270,7 @@ class TabularStorage(Storage):
         """Write rows and commit the counters. After an error the previous rows are restored."""
         saved = False
         if table.durable and before.length:
-            rows = visible([rows for rows, _ in pieces], before.length)
+            rows = visible([rows for rows, _ in pieces] if len(pieces) > 1 else pieces[0][:1], before.length)
             if rows is not None:
                 table.save(rows, before)
                 saved = True
