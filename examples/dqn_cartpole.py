@@ -171,17 +171,18 @@ def work(args: argparse.Namespace) -> None:
     over = np.zeros(ENVS, bool)
     totals = np.zeros(ENVS)
     while buffer.write_count < args.rows and learner.mean_return() < args.goal:
-        written = buffer.write_count
+        written = rows = buffer.write_count
         steps = []
         for _ in range(BLOCK):
             action = learner.act(observation, max(0.05, 1 - written / EXPLORE))
             following, reward, terminated, truncated, _ = envs.step(action)
             played = ~over  # the step after the last one of an episode only begins the next
             steps.append([column[played] for column in (observation, action, following, reward, terminated)])
+            rows += int(played.sum())
             totals += reward * played
             over = (terminated | truncated) & played
             for total in totals[over]:
-                learner.returns.append((written, float(total)))
+                learner.returns.append((rows, float(total)))
             totals[over] = 0
             observation = following
         here, taken, after, earned, ended = (np.concatenate(column) for column in zip(*steps, strict=True))
@@ -241,9 +242,9 @@ def draw(returns: list[tuple[int, float]], killed: int, goal: float, path: Path)
     dots = graphs.Scatter(x=steps, y=[value for _, value in returns], mode="markers", name="episode", opacity=0.4)
     line = graphs.Scatter(x=steps, y=means, mode="lines", name="mean of 20")
     figure = graphs.Figure([dots, line])
-    figure.add_vline(x=killed, line_dash="dash", annotation_text="kill -9")
-    figure.add_hline(y=goal, line_dash="dot", annotation_text="goal")
-    figure.update_layout(title="CartPole", xaxis_title="rows written", yaxis_title="return")
+    figure.add_vline(x=killed, line_dash="dash", annotation_text="kill -9", annotation_position="top right")
+    figure.add_hline(y=goal, line_dash="dot", annotation_text="goal", annotation_position="top right")
+    figure.update_layout(title="CartPole: return of each episode", xaxis_title="rows written", yaxis_title="return")
     figure.write_html(path, include_plotlyjs="directory")
 
 

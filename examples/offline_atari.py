@@ -141,9 +141,10 @@ def draw(curve: list[tuple[int, float]], frequent: float, test: Any, way: Tensor
 
     shown = torch.linspace(0, len(test) - 1, 6).long()
     some = test[shown].to_tensordict()
-    titles = [f"{WAYS[way[i]]}, said: {WAYS[said[i]]}" for i in shown.tolist()]
+    titles = [f"{WAYS[way[i]]},<br>said: {WAYS[said[i]]}" for i in shown.tolist()]
     figure = make_subplots(
         rows=3, cols=6, specs=[[{"colspan": 6}, *[None] * 5], [{}] * 6, [{}] * 6],
+        row_heights=[0.4, 0.3, 0.3], vertical_spacing=0.16,
         subplot_titles=["right answers on held-out episodes", *titles, *["the next frame"] * 6],
     )  # fmt: skip
     seen, right = zip(*curve, strict=True)
@@ -154,8 +155,13 @@ def draw(curve: list[tuple[int, float]], frequent: float, test: Any, way: Tensor
     for column in range(6):
         for row, frame in ((2, some["obs"][column]), (3, some["next", "obs"][column])):
             figure.add_trace(graphs.Image(z=frame.tolist()), row=row, col=column + 1)
-    figure.update_yaxes(tickformat=".0%", row=1, col=1)
-    figure.update_layout(title="Which way did the player move?", height=800)
+    figure.update_xaxes(title="rows seen", row=1, col=1)
+    figure.update_yaxes(title="right answers", tickformat=".0%", range=[0, 1], row=1, col=1)
+    for row in (2, 3):
+        figure.update_xaxes(visible=False, row=row)
+        figure.update_yaxes(visible=False, row=row)
+    figure.update_annotations(font_size=12)
+    figure.update_layout(title="Which way did the player move?", height=750)
     figure.write_html(path, include_plotlyjs="directory")
 
 

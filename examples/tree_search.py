@@ -164,7 +164,13 @@ def draw(folder: Path) -> list[Path]:
     forest.loads(folder / "games")
     openings = forest.get_tree(TensorDict({"observation": torch.zeros(9, dtype=torch.int8)}), max_depth=1)
     figures["openings.html"] = openings.plot(info=["node_id", "prev_action"])
+    titles = {
+        "tree.html": "First moves and replies: mean result for the player, and visits",
+        "boxes.html": "The search tree: a box is as large as its visits",
+        "openings.html": "Openings of the games that were played",
+    }
     for name, figure in figures.items():
+        figure.update_layout(title=titles[name])
         figure.write_html(folder / name, include_plotlyjs="directory")
     return [folder / name for name in figures]
 

@@ -245,11 +245,8 @@ class ReplayBuffer:
         """
         if isinstance(data, list) and not data:
             raise InvalidStateError("extend needs at least one row")
-        if self._transforms:
-            data = inverted(self._transforms, data)
-        dim = self._dim_extend
-        dim = self._storage.ndim - 1 if dim is None else dim
-        if dim:
+        data = inverted(self._transforms, data) if self._transforms else data
+        if dim := self.dim_extend:
             data = dimensions.rows_first(data, dim)
         index: Tensor = self._put(self._writer.extend, data)
         return index
@@ -420,7 +417,7 @@ class ReplayBuffer:
         """Yield batches until the sampler has run out: for ever, where it draws with replacement.
 
         Raises:
-            RuntimeError: the constructor was given no batch size.
+            RuntimeError: the constructor got no batch size.
         """
         if self._batch_size is None:
             raise InvalidStateError("iteration needs batch_size= in the constructor of the buffer")

@@ -128,7 +128,7 @@ class SegmentTree:
         return slots
 
     def _nearest(self, slots: Ints) -> Ints:
-        """Return the slots with weight at or before the given ones; where there are none, the first one after them."""
+        """Return the slots with weight at or before others; where there are none, the first one after them."""
         weighted = np.flatnonzero(self._weights[0].reshape(-1))
         at = weighted.searchsorted(slots, side="right") - 1
         found: Ints = weighted[np.maximum(at, 0)]

@@ -82,7 +82,7 @@ def _calls(row: Any, checkers: Mapping[str, Checker]) -> list[tuple[Checker, dic
     for name, kwargs in zip(ids, arguments, strict=False):
         if name not in checkers:
             known = ", ".join(sorted(map(str, checkers))) or "none"
-            raise KeyNotFoundError(f"no checker for the instruction {name!r}; checkers were given for: {known}")
+            raise KeyNotFoundError(f"no checker for the instruction {name!r}; there are checkers for: {known}")
         calls.append((checkers[name], {key: value for key, value in (kwargs or {}).items() if value is not None}))
     return calls
 

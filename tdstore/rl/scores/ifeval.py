@@ -29,7 +29,7 @@ class IFEvalScoreData(tdstore.TensorClass):
         inst_level_loose_acc: bool `[*B, n]`, as the second, for at least one variant of the answer.
 
     Raises:
-        TypeError: a field is not given. BatchSizeError: a value does not start with the batch size.
+        TypeError: a field is missing. BatchSizeError: a value does not start with the batch size.
 
     Example:
         >>> score = IFEvalScoreData(True, [True, False, True], True, [True, True, True])

@@ -28,7 +28,7 @@ class Storage(ABC):
     ndim: int = 1
     initialized: bool = False
     filled_directly = False
-    """Whether `set` wrote the last rows, and no writer: a writer that is given the storage begins at slot 0."""
+    """Whether `set` wrote the last rows, and no writer: a writer over the storage begins at slot 0."""
 
     def __init__(self) -> None:
         self._attached: list[weakref.ref[Any]] = []

@@ -25,7 +25,7 @@ class Selection(NamedTuple):
     shape: tuple[int, ...]
     """Leading dimensions of the result."""
     single: bool = False
-    """Whether the first dimension of `rows` goes: an int was given."""
+    """Whether the first dimension of `rows` goes: the index was an int."""
 
 
 def as_ints(index: Any) -> Ints:

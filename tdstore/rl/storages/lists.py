@@ -90,7 +90,7 @@ class ListStorage(Storage):
                 else:
                     rows, items = as_ints(list(cursor) if isinstance(cursor, range) else cursor).tolist(), _items(data)
                 if len(rows) != len(items):
-                    raise InvalidStateError(f"{len(items)} objects were given for {len(rows)} rows")
+                    raise InvalidStateError(f"{len(items)} objects for {len(rows)} rows")
             self._write(rows, items)
             if set_cursor and rows:
                 self.filled_directly = True

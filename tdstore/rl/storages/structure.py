@@ -242,7 +242,7 @@ class Structure:
         return columns
 
     def build(self, columns: Sequence[Any], lead: Sequence[int]) -> Any:
-        """Put columns together; those of values are given as tensors of bytes."""
+        """Put columns together; those of values are tensors of bytes."""
         if isinstance(self.root, int):
             return columns[0]
         size = tuple(lead)
@@ -361,7 +361,7 @@ def _decoded_part(plain: Any, path: Path) -> Part:
     return Fields(path, keys, tuple(_decoded_part(part, path) for part in plain["dict"]))
 
 
-# -- the structure of given data ---------------------------------------------------------------
+# -- the structure of data ---------------------------------------------------------------------
 def is_foreign(data: Any) -> bool:
     """Check whether data is a TensorDict or tensorclass of the `tensordict` package."""
     if isinstance(data, (TensorDictBase, Tensor, dict, tuple)) or not hasattr(data, "batch_size"):

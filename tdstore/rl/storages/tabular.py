@@ -145,7 +145,7 @@ class TabularStorage(Storage):
 
     @property
     def others_write(self) -> bool:
-        """Whether rows may be written that no object of this process was given."""
+        """Whether other processes may write rows."""
         return False
 
     @property

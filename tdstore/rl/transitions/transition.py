@@ -24,7 +24,7 @@ class Transition(tdstore.TensorClass):
         done: whether the episode ended, as float32; a single number gets the shape `[1]`.
 
     Raises:
-        TypeError: a field is not given, or cannot be converted. BatchSizeError: a field does not start with the batch
+        TypeError: a field is missing, or cannot be converted. BatchSizeError: a field does not start with the batch
             size.
 
     Example:
@@ -68,7 +68,7 @@ class MultiAgentTransition(tdstore.TensorClass):
         done: whether the episode of each ended.
 
     Raises:
-        TypeError: a field is not given, or cannot be converted.
+        TypeError: a field is missing, or cannot be converted.
 
     Example:
         >>> each = {"a": 1.0, "b": 2.0}

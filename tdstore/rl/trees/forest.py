@@ -86,9 +86,9 @@ class MCTSForest:
     ) -> None:
         map_options = {"max_size": max_size, "storage": storage, "path": path, "consolidated": consolidated}
         if data_map is not None and (passed := [name for name, value in map_options.items() if value is not None]):
-            raise InvalidArgumentError(f"{passed[0]} is a matter of the data_map, and both were given")
+            raise InvalidArgumentError(f"{passed[0]} is a matter of the data_map, and both were passed")
         if max_size is not None and node_map is not None:
-            raise InvalidArgumentError("max_size makes new maps, and a node_map was given")
+            raise InvalidArgumentError("max_size makes new maps, and a node_map was passed")
         options = {} if consolidated is None else {"consolidated": consolidated}
         if data_map is None:
             data_map = DataMap(MAX_SIZE if max_size is None else max_size, storage=storage, path=path, **options)

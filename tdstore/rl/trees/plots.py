@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tdstore.errors import MissingDependencyError
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 FIGURES = ("tree", "box")
 INFO = ("node_id", "count", "wins")
+_LETTER, _LEVEL, _MARGIN = 7, 110, 60
+"""Pixels of a letter, of a level of the tree, and of the margin, which has room for a title."""
+_NARROWEST, _WIDEST = 700, 1600
+"""Pixels of a figure."""
 
 
 def plot(
@@ -88,6 +93,30 @@ def layout(paths: Sequence[Path]) -> dict[Path, tuple[float, int]]:
     return {path: (x[path] + leaves - 1, len(path)) for path in order}
 
 
+def shown_labels(places: Mapping[Path, tuple[float, int]], labels: Mapping[Path, str], step: float) -> set[Path]:
+    """Return the nodes whose labels have room beside those of the same depth; from left to right.
+
+    Args:
+        places: position `(x, depth)` of each node.
+        labels: their labels, with lines separated by `<br>`.
+        step: pixels between two leaves.
+    """
+    free: dict[int, float] = {}
+    made = set()
+    for path in sorted(places, key=lambda path: places[path][0]):
+        x, depth = places[path]
+        half = label_width(labels[path]) / 2
+        if x * step - half >= free.get(depth, -math.inf):
+            free[depth] = x * step + half
+            made.add(path)
+    return made
+
+
+def label_width(text: str) -> float:
+    """Return the pixels that a label takes, at most."""
+    return max(map(len, text.split("<br>"))) * _LETTER + _LETTER
+
+
 def _hover(node: Any, names: Sequence[str]) -> str:
     return "<br>".join(f"{name}: {_shown(getattr(node, name))}" for name in names)
 
@@ -107,6 +136,11 @@ def _plotly() -> Any:
 def _draw_tree(nodes: list[tuple[Path, Any]], labels: list[str], hover: list[str]) -> Any:
     graphs = _plotly()
     places = layout([path for path, _ in nodes])
+    leaves, depth = 1 + max(x for x, _ in places.values()), max(depth for _, depth in places.values())
+    # As wide as the labels of all leaves need, within what can be scrolled; labels without room are shown by hovering.
+    width = min(_WIDEST, max(_NARROWEST, leaves * max(map(label_width, labels)) + 2 * _MARGIN))
+    step = (width - 2 * _MARGIN) / leaves
+    shown = shown_labels(places, {path: text for (path, _), text in zip(nodes, labels, strict=True)}, step)
     xs: list[float | None] = []
     ys: list[float | None] = []
     for path, _ in nodes[1:]:
@@ -116,21 +150,37 @@ def _draw_tree(nodes: list[tuple[Path, Any]], labels: list[str], hover: list[str
     lines = graphs.Scatter(
         x=xs, y=ys, mode="lines", line={"color": "#b0b0b0", "width": 1}, hoverinfo="none", showlegend=False
     )
+    inner = {path[:-1] for path, _ in nodes if path}  # no line crosses a label below a leaf
+    drawn = [path in shown for path, _ in nodes]
+    visits = [float(node.count or 0) for _, node in nodes]
     dots = graphs.Scatter(
         x=[places[path][0] for path, _ in nodes],
         y=[-places[path][1] for path, _ in nodes],
         mode="markers+text",
-        text=labels,
-        hovertext=hover,
+        text=[text if seen else "" for text, seen in zip(labels, drawn, strict=True)],
+        hovertext=[m if seen else f"{text}<br>{m}" for text, m, seen in zip(labels, hover, drawn, strict=True)],
         hoverinfo="text",
-        marker={"size": 16, "color": [float(node.count or 0) for _, node in nodes], "colorscale": "Blues"},
-        textposition="top center",
+        marker={
+            "size": 16,
+            "color": visits,
+            "colorscale": "Blues",
+            "line": {"color": "#808080", "width": 1},
+            "showscale": max(visits) > 0,
+            "colorbar": {"title": "visits"},
+        },
+        textposition=["top center" if path in inner else "bottom center" for path, _ in nodes],
         showlegend=False,
+        cliponaxis=False,
     )
     figure = graphs.Figure([lines, dots])
-    figure.update_xaxes(visible=False)
-    figure.update_yaxes(visible=False)
-    figure.update_layout(plot_bgcolor="white", margin={"l": 20, "r": 20, "t": 20, "b": 20})
+    figure.update_xaxes(visible=False, range=[-0.5, leaves - 0.5])
+    figure.update_yaxes(visible=False, range=[-depth - 0.6, 0.6])
+    figure.update_layout(
+        plot_bgcolor="white",
+        margin={"l": _MARGIN, "r": _MARGIN, "t": _MARGIN, "b": 20},
+        width=width,
+        height=max(300, _LEVEL * (depth + 1)),
+    )
     return figure
 
 

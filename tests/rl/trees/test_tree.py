@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import math
 import pickle
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 import tdstore
 from tdstore import TensorDict, errors
 from tdstore.rl.trees import MCTSForest, PUCTScore, Tree, UCBScore, puct_score, ucb_score
-from tdstore.rl.trees.plots import layout
+from tdstore.rl.trees.plots import label_width, layout, shown_labels
 from tests.rl.trees.test_forest import T3, T5, at, forest_of
 
 PATH = (0, 1, 1, 1)
@@ -479,3 +480,26 @@ def test_an_empty_forest_has_no_picture_but_a_lone_node_has():
     assert len(Tree().plot().data[1].x) == 1
     with pytest.raises(KeyError):
         MCTSForest().get_tree(at(0))
+
+
+@pytest.mark.parametrize("leaves", [3, 12, 2000])
+def test_labels_do_not_lie_over_one_another(leaves):
+    pytest.importorskip("plotly")
+    root = Tree(count=leaves, subtree=tdstore.lazy_stack([Tree(count=1) for _ in range(leaves)]))
+    figure = root.plot(make_labels=lambda tree, path: f"the move {path}<br>seen once")
+    dots, wide = figure.data[1], figure.layout
+    drawn = wide.width - wide.margin.l - wide.margin.r
+    low, high = wide.xaxis.range
+    labels = zip(dots.x, dots.y, dots.text, strict=True)
+    shown = sorted((drawn * (x - low) / (high - low), label_width(text)) for x, y, text in labels if text and y < 0)
+    assert shown and (leaves > 12 or len(shown) == leaves)
+    assert all(b - a >= (wa + wb) / 2 - 1e-6 for (a, wa), (b, wb) in pairwise(shown))
+    assert all(text or "the move" in more for text, more in zip(dots.text, dots.hovertext, strict=True))
+    assert 700 <= wide.width <= 1600
+    assert dots.marker.colorbar.title.text == "visits"
+
+
+def test_labels_from_left_to_right():
+    places = layout([(), (0,), (1,), (2,)])
+    assert shown_labels(places, dict.fromkeys(places, "a label"), 100.0) == set(places)
+    assert shown_labels(places, dict.fromkeys(places, "a label"), 40.0) == {(), (0,), (2,)}
