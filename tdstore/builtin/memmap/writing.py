@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.memmap.pack import Pack, arrange
@@ -41,6 +42,9 @@ from tdstore.types import StoreIndex, Write, path_text
 _OPEN_FILES = 32
 _MAPPED = 16384
 """A new store of up to so many leaves maps them as they are written: a process has 65,530 mappings at most."""
+_LONG = 512 << 10
+"""Runs of so many bytes are written by `pwrite` where the leaf is mapped, too: torch would start threads for them, and
+fresh pages cost a fault each."""
 Placed = tuple[LeafFile, str, str | None]
 """A leaf, the name that its file had, and the name of the file that it took the place of."""
 
@@ -423,11 +427,14 @@ class LeafWriter:
         filled = leaf.holes is None
         self.reserve(leaf, index)
         by_rows = _is_full(tuple(rest), leaf.shape[1:])
-        if not by_rows or (filled and (leaf.probe is not None or isinstance(first, Tensor))):
+        is_run = isinstance(first, slice) and (leaf.probe is None or (first.step == 1 and value.nbytes >= _LONG))
+        if not by_rows or (filled and not is_run):
             put(view(), index, value)
         else:
             # Fresh pages cost a fault each when they are written through a mapping.
             self._write_rows(leaf, first, value)
+            if leaf.handed and leaf.probe is not None:
+                increment_version(leaf.probe)  # as torch's own write does
 
     def _write_new(self, leaf: LeafFile, value: Tensor) -> None:
         """Make the file of a leaf with all its bytes: opened, written and mapped once."""

@@ -13,6 +13,7 @@ from tdstore.builtin.memmap.store import open_memmap
 from tdstore.builtin.memmap.tensor import scratch_dir
 from tdstore.errors import OptionError, StoreNotFoundError, UnsupportedError
 from tdstore.lifetime import settle
+from tdstore.storekit import files
 from tdstore.types import LeafSpec, Read, Write
 from tests.builtin.memmap.support import NEW, OLD, content, header_of, in_child, load, same, save
 
@@ -174,3 +175,25 @@ def test_rows_for_an_empty_leaf(tmp_path: FsPath) -> None:
         store.resize({("a",): 1})
         store.save_header(store.load_header())
     assert same(load(tmp_path / "d"), {("a",): torch.full((1, 2), 3), ("b",): torch.zeros(16, dtype=torch.int8)})
+
+
+@pytest.mark.parametrize("rows", [4, 200])
+def test_long_runs_are_written_to_the_file(tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """A run of 512 KiB or more needs no page of the mapping; views show it, and torch counts it as a write."""
+    written: list[int] = []
+    real = files.write_at
+    with open_memmap(str(tmp_path / "d"), mode="w", durable="none") as store:
+        store.create({("a",): LeafSpec((500, 1000), "float32")})
+        store.save_header(header_of({("a",): torch.zeros(1)}))
+        view = store.view(("a",))
+        weight = torch.ones(500, 1000, requires_grad=True)
+        product = (view * weight).sum()
+        monkeypatch.setattr(files, "write_at", lambda fd, data, at: (written.append(len(data)), real(fd, data, at)))
+        value = torch.rand(1000, rows).t()  # not contiguous
+        store.write([Write(("a",), (slice(100, 100 + rows, 1), slice(0, 1000, 1)), value)])
+        assert sum(written) == (value.nbytes if rows == 200 else 0)
+        assert torch.equal(view[100 : 100 + rows], value) and not view[:100].any() and not view[100 + rows :].any()
+        with pytest.raises(RuntimeError, match="inplace operation"):
+            product.backward()
+    with open_memmap(str(tmp_path / "d"), verify="full") as store:
+        assert torch.equal(store.view(("a",))[100 : 100 + rows], value)
