@@ -22,10 +22,11 @@ from tdstore.index.tracing import traced
 from tdstore.storekit.sparse import HOLES, reserve
 from tdstore.tensordicts.resident.entries import VIEW_FLAGS
 from tdstore.tensordicts.resident.store_backed import BindingMixin
-from tdstore.tensordicts.resident.write_checks import are_plain, check_copies
+from tdstore.tensordicts.resident.write_checks import are_plain, check_copies, copy_plain
 from tdstore.types import Names
 
 _ALL = slice(None)
+_NEW = (None,)
 _FEW = 64
 """Up to this many rows Python checks a list faster than numpy does."""
 _PAGE = 4096
@@ -63,6 +64,8 @@ class IndexedTree(BindingMixin):
                 return self  # and only then: whether a part is the whole must not depend on the data
             new = torch.Size((max(0, -(-(stop - start) // step)), *batch[1:]))
             return self._view_at(index, new, self._names, len(batch))
+        if index is None:
+            return self._view_at(_NEW, torch.Size((1, *batch)), self._names and (None, *self._names), len(batch))
         listed = kind is Tensor and index.dtype is torch.int64 and index.ndim == 1
         if listed and self._starts_with_cpu_tensor() and not traced():
             try:  # torch checks the rows as it copies them: good ones need not be checked before
@@ -88,7 +91,10 @@ class IndexedTree(BindingMixin):
             if few is not None:
                 return few
         if type(index) is range:
-            index = torch.from_numpy(np.arange(index.start, index.stop, index.step))
+            rows = torch.from_numpy(np.arange(index.start, index.stop, index.step))
+            # The first and the last are the least and the greatest, either way round.
+            ends = (index[0], index[-1]) if index else (0, 0)
+            return rows if 0 <= min(ends) and max(ends) < self._batch_size[0] else check_rows(rows, self._batch_size[0])
         elif not isinstance(index, (Tensor, list)) and not hasattr(index, "__array__"):
             return None
         rows = as_rows(index, self._batch_size[0])
@@ -140,36 +146,20 @@ class IndexedTree(BindingMixin):
     def _at_terms(self, terms: tuple[Any, ...]) -> Any:
         batch = self._batch_size
         ndim = len(batch)
-        used, basic, dots = 0, True, -1
-        for i, term in enumerate(terms):
-            kind = type(term)
-            if kind is int or kind is slice:
-                used += 1
-            elif term is Ellipsis:
-                if dots >= 0:
-                    raise OutOfRangeError("an index can hold only one Ellipsis (...)")
-                dots = i
-            elif term is not None:
-                basic = False
-        if basic and used <= ndim:
-            if dots >= 0:  # an ellipsis must not reach into the feature dimensions of the leaves
-                terms = (*terms[:dots], *(slice(None),) * (ndim - used), *terms[dots + 1 :])
-            names = self._names and indexed_names(self._names, terms, ndim)
-            probe = next((v for v in self._data.values() if type(v) is Tensor and not v.is_nested), None)
-            if probe is None:
-                new = index_shape(batch, terms)
-            else:
-                seen = probe[terms]
-                new = seen.shape[: seen.ndim - probe.ndim + ndim]
-            if all(t == _ALL for t in terms):
+        found = _basic_shape(terms, batch)
+        if found is not None:
+            terms, new = found
+            if new is None:
                 return self
-            return self._view_at(terms, new, names, ndim)
+            return self._view_at(terms, new, self._names and indexed_names(self._names, terms, ndim), ndim)
         index = spelled_out(terms, ndim)
         new = index_shape(batch, index)  # raises for too many terms, masks that do not fit, ...
         return self._move_tree(lambda t: rows_at(t, index), new, indexed_names(self._names, index, ndim), ndim)
 
     # -- writing -----------------------------------------------------------------------------
     def _set_rows(self, index: Any, value: Any) -> None:
+        if self._write_views(index, value):
+            return
         same = self._same_at(index, value) if isinstance(value, IndexedTree) else None
         if same is None:
             super()._set_rows(index, value)
@@ -182,6 +172,57 @@ class IndexedTree(BindingMixin):
             super()._plan_rows(changes, index, value, made)
         else:
             changes.then(partial(self._write_same, *same))
+
+    def _write_views(self, index: Any, value: Any) -> bool:
+        """Write a TensorDict of the same structure and dtypes at an int or a slice. False, and nothing done, else."""
+        batch, kind = self._batch_size, type(index)
+        if not batch or not isinstance(value, IndexedTree) or self._state & (READONLY | MAPPED):
+            return False
+        if kind is int and -batch[0] <= index < batch[0]:
+            new = batch[1:]
+        elif kind is slice and (index.step is None or index.step > 0):
+            new = torch.Size((len(range(*index.indices(batch[0]))), *batch[1:]))
+        else:
+            return False
+        if value._batch_size != new:
+            return False
+        views: list[Tensor] = []
+        sources: list[Tensor] = []
+        try:
+            if not self._match_views(index, value, views, sources):
+                return False
+        except RuntimeError:  # a nested tensor, or one that torch.vmap hands out, does not tell its shape
+            return False
+        copy_plain(views, sources)
+        return True
+
+    def _match_views(self, index: Any, other: IndexedTree, views: list[Tensor], sources: list[Tensor]) -> bool:
+        """Collect views at an index, and what is to be copied into them. False if anything needs a closer look."""
+        theirs = other._data
+        if len(theirs) != len(self._data):
+            return False
+        for key, mine in self._data.items():
+            match = theirs.get(key)
+            if type(mine) is Tensor and type(match) is Tensor:
+                view = mine[index]
+                if (
+                    view.shape != match.shape
+                    or match.dtype is not mine.dtype
+                    or mine.requires_grad
+                    or match.layout is not torch.strided
+                    or match.is_meta
+                    or not mine.is_contiguous()
+                ):
+                    return False
+                views.append(view)
+                sources.append(match)
+            elif not (
+                isinstance(mine, IndexedTree)
+                and isinstance(match, IndexedTree)
+                and mine._match_views(index, match, views, sources)
+            ):
+                return False
+        return True
 
     def _same_at(self, index: Any, value: IndexedTree) -> tuple[Any, list[tuple[Tensor, Tensor]]] | None:
         """Return the checked index, and pairs of tensors of this one and of a TensorDict of the same structure.
@@ -261,6 +302,44 @@ class IndexedTree(BindingMixin):
         return True
 
 
+def _basic_shape(terms: tuple[Any, ...], batch: torch.Size) -> tuple[tuple[Any, ...], torch.Size | None] | None:
+    """Compute what ints, slices, None and one ellipsis give.
+
+    Returns:
+        The terms with the ellipsis as slices, since it must not reach into the feature dimensions of a leaf; and the
+        batch size, or None where all of the batch is taken. None for an index of another kind, or with an error.
+    """
+    dots = next((at for at, term in enumerate(terms) if term is Ellipsis), None)
+    if dots is not None:
+        used = sum(term is not None for term in terms) - 1
+        terms = (*terms[:dots], *(_ALL,) * (len(batch) - used), *terms[dots + 1 :])
+    sizes: list[int] = []
+    at, whole = 0, True
+    for term in terms:
+        if term is None:
+            sizes.append(1)
+            whole = False
+            continue
+        if at == len(batch):
+            return None
+        size, kind = batch[at], type(term)
+        if kind is slice:
+            if term == _ALL:
+                sizes.append(size)
+            else:
+                start, stop, step = term.indices(size)
+                if step <= 0:
+                    return None
+                sizes.append(max(0, -(-(stop - start) // step)))
+                whole = False
+        elif kind is int and -size <= term < size:
+            whole = False
+        else:
+            return None
+        at += 1
+    return terms, None if whole else torch.Size((*sizes, *batch[at:]))
+
+
 def _value_at(value: Any, index: Any, new: torch.Size) -> Any:
     """Return an entry without tensor rows at an index that gives the batch size `new`."""
     return value.for_batch(new) if isinstance(value, UnbatchedTensor) else value[index]
@@ -270,7 +349,7 @@ def _few_rows(index: list[Any], size: int) -> Tensor | None:
     """Convert a short list of rows in `[0, size)` to a tensor. Return None for others, such as negative rows."""
     if len(index) > _FEW or set(map(type, index)) != {int} or min(index) < 0 or max(index) >= size:
         return None
-    return torch.tensor(index, dtype=torch.int64)
+    return torch.from_numpy(np.array(index, dtype=np.int64))
 
 
 def _take_rows(leaf: Tensor, rows: Tensor, array: np.ndarray[Any, Any] | None) -> Tensor:

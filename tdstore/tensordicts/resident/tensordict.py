@@ -134,9 +134,9 @@ class TensorDict(IndexedTree):
             if type(found) is Tensor or not isinstance(found, NonTensor):
                 return found
             return found.plain()
-        if type(index) is int or type(index) is slice:
-            return self._at(index)
-        if type(index) is tuple and index and type(index[0]) is str:
+        if type(index) is not tuple:
+            return super().__getitem__(index) if isinstance(index, str) else self._at(index)
+        if index and type(index[0]) is str:
             value: Any = self
             try:
                 for key in index:

@@ -14,11 +14,11 @@ from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.varlen.columns import PackedStack
 from tdstore.errors import BatchSizeError, GradientError, InvalidStateError
-from tdstore.index.tracing import mapped, traced
+from tdstore.index.tracing import traced
 from tdstore.storekit.sparse import HOLES, reserve
 
 _DENSE = torch.strided
-_MANY = 5
+_MANY = 3
 """From so many tensors on one call for all is faster."""
 
 
@@ -26,15 +26,20 @@ def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Write tensors into others of the same shape, all or none."""
     if len(pairs) > 1 and not are_plain(pairs):
         check_copies(pairs)
+    if pairs:
+        copy_plain(*zip(*pairs, strict=True))
+
+
+def copy_plain(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+    """Write tensors into others of the same shape, where none can fail but for want of disk space."""
     if HOLES:
-        for mine, _ in pairs:
-            reserve(mine)
-    if len(pairs) >= _MANY and not traced() and not mapped():
-        mine_all, theirs_all = zip(*pairs, strict=True)
-        torch._foreach_copy_(mine_all, theirs_all)
+        for target in mine:
+            reserve(target)
+    if len(mine) >= _MANY and not traced():
+        torch._foreach_copy_(mine, theirs)
     else:
-        for mine, theirs in pairs:
-            mine.copy_(theirs)
+        for target, source in zip(mine, theirs, strict=True):
+            target.copy_(source)
 
 
 def are_plain(pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
