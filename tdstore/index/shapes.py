@@ -54,6 +54,8 @@ def view_shape(old: Sequence[int], new: Sequence[int]) -> torch.Size:
         BatchSizeError: the sizes do not fit.
     """
     count = math.prod(old)
+    if tuple(new) == (-1,):
+        return torch.Size((count,))
     if list(new).count(-1) > 1 or any(n < -1 for n in new):
         raise BatchSizeError(f"{list(new)} is not a shape: one -1 at most")
     if -1 in new:

@@ -293,6 +293,8 @@ class ResidentTree(TensorDictBase):
                 data[key] = fn(value)
             elif isinstance(value, NonTensor):
                 data[key] = value.move(fn)
+            elif names is None and isinstance(value, ResidentTree) and len(value._batch_size) == n:
+                data[key] = value._move_tree(fn, new, None, n)
             else:
                 below = self._fitting(value).batch_size
                 wide = new if len(below) == n else torch.Size((*new, *below[n:]))
@@ -331,7 +333,8 @@ class ResidentTree(TensorDictBase):
             elif isinstance(value, NonTensor):
                 columns.append(value.spread(fn))
             else:
-                wide = [torch.Size((*b, *self._fitting(value).batch_size[n:])) for b in batch_sizes]
+                more = self._fitting(value).batch_size[n:]
+                wide = [torch.Size((*b, *more)) for b in batch_sizes] if more else batch_sizes
                 deeper = extend_names(names, len(wide[0])) if wide else None
                 columns.append(value._walkable()._fan_tree(fn, wide, deeper))
         keys = tuple(self._data)

@@ -91,11 +91,8 @@ class IndexedTree(BindingMixin):
             if few is not None:
                 return few
         if type(index) is range:
-            rows = torch.from_numpy(np.arange(index.start, index.stop, index.step))
-            # The first and the last are the least and the greatest, either way round.
-            ends = (index[0], index[-1]) if index else (0, 0)
-            return rows if 0 <= min(ends) and max(ends) < self._batch_size[0] else check_rows(rows, self._batch_size[0])
-        elif not isinstance(index, (Tensor, list)) and not hasattr(index, "__array__"):
+            return _range_rows(index, self._batch_size[0])
+        if not isinstance(index, (Tensor, list)) and not hasattr(index, "__array__"):
             return None
         rows = as_rows(index, self._batch_size[0])
         return rows if isinstance(rows, Tensor) else None
@@ -350,6 +347,14 @@ def _few_rows(index: list[Any], size: int) -> Tensor | None:
     if len(index) > _FEW or set(map(type, index)) != {int} or min(index) < 0 or max(index) >= size:
         return None
     return torch.from_numpy(np.array(index, dtype=np.int64))
+
+
+def _range_rows(index: range, size: int) -> Tensor:
+    """Convert a range of rows to a tensor of checked ones: its first and last are the least and the greatest."""
+    rows = torch.from_numpy(np.arange(index.start, index.stop, index.step))
+    if not index or (0 <= index[0] < size and 0 <= index[-1] < size):
+        return rows
+    return check_rows(rows, size)
 
 
 def _take_rows(leaf: Tensor, rows: Tensor, array: np.ndarray[Any, Any] | None) -> Tensor:

@@ -148,6 +148,22 @@ class TensorDict(IndexedTree):
             return value.plain()
         return super().__getitem__(index)
 
+    def select(self, *keys: NestedKey, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
+        if not inplace:
+            source = self._data
+            data = {key: source[key] for key in keys if type(key) is str and key in source}
+            if len(data) == len(keys):
+                return self._new(data, self._batch_size, self._device, self._names)
+        return super().select(*keys, inplace=inplace, strict=strict, as_tensordict=as_tensordict)
+
+    def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
+        if inplace or not all(type(key) is str for key in keys):
+            return super().exclude(*keys, inplace=inplace)
+        data = self._data.copy()
+        for key in keys:
+            data.pop(str(key), None)
+        return self._new(data, self._batch_size, self._device, self._names)
+
     def get(self, key: NestedKey, default: Any = AS_SET, **kwargs: Any) -> Entry:
         if type(key) is str:
             value = self._data.get(key)

@@ -17,6 +17,8 @@ from tdstore.errors import BatchSizeError, GradientError, InvalidStateError
 from tdstore.index.tracing import traced
 from tdstore.storekit.sparse import HOLES, reserve
 
+Tensors = tuple[Tensor, ...] | list[Tensor]
+
 _DENSE = torch.strided
 _MANY = 3
 """From so many tensors on one call for all is faster."""
@@ -30,7 +32,7 @@ def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         copy_plain(*zip(*pairs, strict=True))
 
 
-def copy_plain(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+def copy_plain(mine: Tensors, theirs: Tensors) -> None:
     """Write tensors into others of the same shape, where none can fail but for want of disk space."""
     if HOLES:
         for target in mine:
