@@ -101,6 +101,16 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         return other
 
     # -- entries that are read ------------------------------------------------------------------
+    def masked_fill(self, mask: Tensor, value: Any) -> Self:
+        """Copy, with `value` in the rows where `mask` is true: a TensorDict, since it is computed from parameters."""
+        made: Self = super().clone().masked_fill_(mask, value)
+        return made
+
+    def split_keys(self, *key_sets: Any, inplace: bool = False, **kwargs: Any) -> tuple[Any, ...]:
+        """Split into one TensorDict per set of keys; the last result, with all other keys, is of this class."""
+        *parts, rest = super().split_keys(*key_sets, inplace=inplace, **kwargs)
+        return (*parts, rest if inplace else self._around(rest))
+
     def register_get_post_hook(self, hook: Callable[[Any, Any], Any]) -> None:
         """Call `hook(self, entry)` whenever an entry is read by its key, or by `items` and `values`.
 

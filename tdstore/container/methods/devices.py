@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import Container
+from tdstore.container.core.locks import ALIAS
 from tdstore.container.core.one_buffer import is_one_buffer, moved
 from tdstore.container.core.tensor_attrs import FIELDS, TensorAttrs, asked, converted, described, recorded
 from tdstore.container.entries.unbatched import is_batched
@@ -91,11 +92,18 @@ class PlacingMixin(Container):
             self.batch_size = batch_size
         if device is not None and device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
-        if not each and dtype is None and (device is None or device == self._device):
+        # the device of another TensorDict is taken as it is, none too
+        cleared = isinstance(other, Container) and not each and device is None and self._device is not None
+        if not each and dtype is None and (device is None or device == self._device) and not cleared:
             return self
         made: Self = converted(self, each, non_blocking) if each else self
         if device is not None or dtype is not None:
             made = made._to(device, dtype, non_blocking)
+        if cleared:
+            if made is self and not inplace:
+                held: Any = self
+                made = held.copy().lock_() if self.is_locked else held.copy()
+            made.clear_device_()
         if not inplace:
             return made
         self._assign(dict(made.items()))
@@ -182,13 +190,18 @@ class PlacingMixin(Container):
             >>> td.detach()["a"].requires_grad
             False
         """
-        made: Self = self._resident()._foreach(lambda leaves: [t.detach() for t in leaves])
-        return made
+        return self._without_graph(lambda leaves: [t.detach() for t in leaves])
 
     @property
     def data(self) -> Self:
         """A TensorDict of `leaf.data`."""
-        made: Self = self._resident()._foreach(lambda leaves: [t.data for t in leaves])
+        return self._without_graph(lambda leaves: [t.data for t in leaves])
+
+    def _without_graph(self, fn: Callable[[list[Tensor]], list[Tensor]]) -> Self:
+        source: Any = self._resident()
+        made: Self = source._foreach(fn)
+        if any(leaf.requires_grad for leaf in source._leaf_list()):
+            made._state |= ALIAS  # share_memory_ moves the tensors that require gradients, too
         return made
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import Container
-from tdstore.container.core.locks import LOCKED, MAPPED, SHARED
+from tdstore.container.core.locks import ALIAS, LOCKED, MAPPED, SHARED
 from tdstore.container.persistence.saved_path import SavedPath
 from tdstore.container.persistence.saving import absolute, later, refuse_new, unlocked
 from tdstore.container.storage.describe import describe
@@ -420,7 +420,8 @@ class NamedStorageMixin(Container):
             This TensorDict.
 
         Where a leaf is a parameter or requires a gradient, as those of `from_module` do, each tensor is moved where it
-        is: it stays the same object, and the module that it is of shares it, too.
+        is: it stays the same object, and the module that it is of shares it, too. So are the tensors of `.data` and
+        `detach()` of such a TensorDict.
 
         Raises:
             InvalidStateError: the leaves are in memory-mapped files, which processes share already.
@@ -434,7 +435,8 @@ class NamedStorageMixin(Container):
         if self._device is not None and self._device.type == "cuda":
             return self
         stored = isinstance(self, Container._stored_class)
-        if not stored and any(leaf.requires_grad for leaf in self._leaf_list()):
+        alias = self._state & ALIAS
+        if not stored and (alias or any(leaf.requires_grad for leaf in self._leaf_list())):
             _share_tensors(self)
             return self.lock_()
         return self._become(self.save(storage="shared"))

@@ -70,7 +70,9 @@ class Element:
         if (source := getattr(self, "_source", None)) is None:
             return
         stack, at = source
-        if not repeats(stack.positions()):
+        if at.ndim:  # a part of a stack of values for whole batches
+            stack._pool[int(at.flatten()[0])] = value
+        elif not repeats(stack.positions()):
             stack._select(at.reshape(1)).put(slice(None), self)
 
     def update(self, other: Any, inplace: bool = False, **kwargs: Any) -> Self:

@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,3 +97,23 @@ class GatherRegistry:
 def repeats(at: Tensor) -> bool:
     """Check whether positions were expanded: one value at several of them."""
     return any(n > 1 and step == 0 for n, step in zip(at.shape, at.stride(), strict=True))
+
+
+class PartValues(list[Any]):
+    """The values of stacked entries that are one value each: a part that is taken out again is one value."""
+
+
+def stacked_positions(sizes: Sequence[torch.Size], fn: Callable[[list[Tensor]], Tensor]) -> Tensor | None:
+    """Return the number of its part at each position of what `fn` stacks; None if it joins them in another way.
+
+    The steps of the dimensions of the parts are zero, also where they have one row.
+    """
+    count, size = len(sizes), sizes[0]
+    if count < 2 or not size.numel() or any(other != size for other in sizes) or torch.compiler.is_compiling():
+        return None
+    shape = fn([torch.empty((0,) * len(size), device="cpu")] * count).shape
+    if len(shape) != len(size) + 1 or shape.count(count) != 1:
+        return None
+    at = shape.index(count)
+    whole = [*size[:at], count, *size[at:]]
+    return counted(count).as_strided(whole, [int(d == at) for d in range(len(whole))])

@@ -18,7 +18,15 @@ from tdstore.container.values import typed_metadata
 from tdstore.container.values.codecs import to_plain
 from tdstore.container.values.elements import Element, Elements
 from tdstore.container.values.equality import alike, equal
-from tdstore.container.values.lazy_gather import MANY, GatherRegistry, LazyGather, counted, repeats
+from tdstore.container.values.lazy_gather import (
+    MANY,
+    GatherRegistry,
+    LazyGather,
+    PartValues,
+    counted,
+    repeats,
+    stacked_positions,
+)
 from tdstore.container.values.linked_lists import LinkedList
 from tdstore.container.values.methods import ValueMethods
 from tdstore.container.values.nested_lists import as_text, levels, nested, stack_text
@@ -37,26 +45,6 @@ class NonTensor(ValueShapes):
     device: torch.device | None = None
     _container: ClassVar[Any]
     """`TensorDict`, which stands above this module."""
-
-    @property
-    def shape(self) -> torch.Size:
-        """Alias of `batch_size`."""
-        return self.batch_size
-
-    @property
-    def ndim(self) -> int:
-        """Number of batch dimensions."""
-        return len(self.batch_size)
-
-    batch_dims = ndim
-
-    def dim(self) -> int:
-        """Return the number of batch dimensions."""
-        return len(self.batch_size)
-
-    def numel(self) -> int:
-        """Return the number of batch positions."""
-        return self.batch_size.numel()
 
     @classmethod
     def __torch_function__(
@@ -425,15 +413,20 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         """Return the values in the order of the operation; None in new rows."""
         if isinstance(fn, Padding):
             return NonTensorStack._make(*fn.of_values(self.flat(), self.batch_size))
-        return self._select(fn(self._at))
+        try:
+            at = fn(self._at)
+        except RuntimeError:  # `view` of positions that repeat: no caller sees their memory
+            at = fn(self._at.contiguous())
+        return self._select(at)
 
     def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
         """Return the values in the order of the operation, one entry per result."""
         return [self._select(at) for at in fn(self._at)]
 
     def _select(self, at: Tensor) -> NonTensor:
-        if not at.ndim:
-            made = NonTensorData(self._one(at))
+        of_part = type(self._pool) is PartValues and at.ndim < self._at.ndim and at.numel() and not any(at.stride())
+        if not at.ndim or (of_part and self._shares(at)):
+            made = NonTensorData(self._one(at.flatten()[0]) if at.ndim else self._one(at), at.shape)
             if not torch.compiler.is_compiling():
                 made._source = (self, at)
             return made
@@ -467,6 +460,8 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
 
     def own_copy(self) -> NonTensor:
         at = self._at
+        if type(self._pool) is PartValues:
+            return self._make(PartValues(self._pool), at)
         if isinstance(self._pool, list) and len(self._pool) <= 2 * at.numel() and not repeats(at):
             return self._make(list(self._pool), at.clone())
         return self._copied(at.clone())
@@ -510,7 +505,9 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
     def put(self, index: Any, part: NonTensor) -> bool:
         """Write `part`, broadcast, at an index of the batch; False if that cannot be done in place."""
         if repeats(self._at):
-            return False
+            if type(self._pool) is not PartValues:
+                return False
+            self._become(self.own())
         places = self._at[index]
         values = spread_over(part, places.shape)
         if self._gathers is not None:
@@ -535,7 +532,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         return self._make(self._pool, self._at, self._gathers)
 
     def __getstate__(self) -> Any:
-        pool = self._pool.values() if type(self._pool) is LazyGather else self._pool
+        pool = self._pool.values() if type(self._pool) is LazyGather else list(self._pool)
         return None, {"_pool": pool, "_at": self._at, "_held": self._held}
 
     def __setstate__(self, state: Any) -> None:
@@ -587,6 +584,9 @@ def merge(parts: list[NonTensor], fn: Callable[[list[Tensor]], Tensor], *, colla
         isinstance(p, NonTensorStack) and p._pool is first._pool and type(p) is type(first) for p in parts
     ):
         return first._copied(fn([p._at for p in parts]))  # type: ignore[attr-defined]
+    single = not collapse and all(isinstance(p, NonTensorData) and p.ndim for p in parts)
+    if single and (stacked := stacked_positions([p.batch_size for p in parts], fn)) is not None:
+        return NonTensorStack._make(PartValues(p.plain() for p in parts), stacked)
     values: list[Any] = []
     at = []
     for part in parts:

@@ -21,6 +21,26 @@ class ValueShapes:
     __slots__ = ()
     batch_size: torch.Size
 
+    @property
+    def shape(self) -> torch.Size:
+        """Alias of `batch_size`."""
+        return self.batch_size
+
+    @property
+    def ndim(self) -> int:
+        """Number of batch dimensions."""
+        return len(self.batch_size)
+
+    batch_dims = ndim
+
+    def dim(self) -> int:
+        """Return the number of batch dimensions."""
+        return len(self.batch_size)
+
+    def numel(self) -> int:
+        """Return the number of batch positions."""
+        return self.batch_size.numel()
+
     def own_lists(self: Any) -> NonTensor:
         """Return the entry with its own dicts and lists, around the same values."""
         made: NonTensor = self

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.container.core.locks import LOCKED, MAPPED, READONLY
+from tdstore.container.core.locks import LOCKED, MAPPED, READONLY, SHARED
 from tdstore.container.core.tensorclasses import Typed, unwrap
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
@@ -151,7 +151,12 @@ class IndexedTree(BindingMixin):
             return self._view_at(terms, new, self._names and indexed_names(self._names, terms, ndim), ndim)
         index = spelled_out(terms, ndim)
         new = index_shape(batch, index)  # raises for too many terms, masks that do not fit, ...
-        return self._move_tree(lambda t: rows_at(t, index), new, indexed_names(self._names, index, ndim), ndim)
+        made = self._move_tree(lambda t: rows_at(t, index), new, indexed_names(self._names, index, ndim), ndim)
+        if self._state & (MAPPED | SHARED) and all(t is True or t is None or type(t) is slice for t in index):
+            made._mark(self._state & VIEW_FLAGS)  # True adds a dimension, and what it gives are views
+            if self._state & LOCKED:
+                made.lock_()
+        return made
 
     # -- writing -----------------------------------------------------------------------------
     def _set_rows(self, index: Any, value: Any) -> None:
