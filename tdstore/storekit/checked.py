@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from tdstore.errors import ReadOnlyError
+from tdstore.dtypes import is_bit_pattern, to_numpy
+from tdstore.errors import OptionError, ReadOnlyError
 from tdstore.header import Header
 from tdstore.index.ranges import check_writes, index_shape
 from tdstore.index.rows import check_indices, last_wins, take
@@ -335,3 +336,28 @@ def _last_writes(found: Sequence[tuple[L, Write]]) -> list[tuple[L, Write]]:
             w = last
         checked.append((leaf, w))
     return checked
+
+
+def fill_pattern(spec: LeafSpec, url: str) -> bytes:
+    """Return the bytes of one element that was never written.
+
+    Args:
+        spec: the leaf, with its fill value.
+        url: the location, for the error.
+
+    Raises:
+        OptionError: the dtype cannot hold the fill value.
+
+    Example:
+        >>> fill_pattern(LeafSpec((3,), torch.int16, fill_value=-1), "runs/1")
+        b'\\xff\\xff'
+    """
+    if type(spec.fill_value) is int and spec.fill_value == 0 and not is_bit_pattern(spec.dtype):
+        return bytes(spec.dtype.itemsize)
+    try:
+        element = torch.tensor([spec.fill_value]).to(spec.dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise OptionError(
+            f"{url}: {spec.fill_value!r} is not a fill value for {spec.dtype}: {error}", url=url
+        ) from None
+    return to_numpy(element).tobytes()

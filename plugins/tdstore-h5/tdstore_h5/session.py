@@ -23,6 +23,7 @@ from tdstore.errors import CorruptStoreError, StoreBusyError, StoreError
 from tdstore.header import Header
 from tdstore.lifetime import LiveObjects
 from tdstore.storekit import refusals
+from tdstore.storekit.checked import fill_pattern
 from tdstore.storekit.files import io_errors
 from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.types import Fault, LeafSpec, Path, path_text
@@ -134,7 +135,7 @@ class Session:
                 return np.zeros(stop - start, np.uint8)
             return self.raw.bytes_at(leaf.offset + start, stop - start)
         if leaf.plain and leaf.offset is None:
-            pattern = datasets.fill_pattern(leaf.spec, self.url)
+            pattern = fill_pattern(leaf.spec, self.url)
             return np.tile(np.frombuffer(pattern, np.uint8), leaf.spec.nbytes // len(pattern))[start:stop]
         with h5_errors(self.url, f"reading {path_text(path)}"):
             return chunked.read_bytes(self.dataset(path), leaf.spec, start, stop)

@@ -31,6 +31,7 @@ from tdstore.registry import split_scheme
 from tdstore.store import Cap
 from tdstore.storekit import CheckedStore, refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
+from tdstore.storekit.checked import fill_pattern
 from tdstore.storekit.files import raise_io
 from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
@@ -322,7 +323,7 @@ class H5Store(CheckedStore[Stored]):
             with session.handle.writing(f"creating {path_text(path)}"):
                 leaf = datasets.make(session.handle, session.raw, path, name, spec, layout, walker)
             session.add(path, leaf)
-            session.sums.put(path, constant_sums(spec, datasets.fill_pattern(spec, self.url)))
+            session.sums.put(path, constant_sums(spec, fill_pattern(spec, self.url)))
 
     def _read(self, wanted: Sequence[tuple[Stored, Read]]) -> list[Tensor]:
         for leaf, _ in wanted:

@@ -56,6 +56,14 @@ def _spans(file: FsPath, key: str) -> list[tuple[int, int]]:
         return [(info.byte_offset, info.size) for info in infos]
 
 
+def _flip(file: FsPath, at: int, bits: int = 1) -> None:
+    with open(file, "r+b") as f:
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ bits]))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_flipped_byte_is_noticed(file: FsPath, layout: str, way: str) -> None:
@@ -71,11 +79,8 @@ def test_a_flipped_byte_is_noticed(file: FsPath, layout: str, way: str) -> None:
         for _ in range(4):
             start, size = chance.choice(spans)
             at = start + chance.randrange(size)
-            with open(file, "r+b") as f:
-                f.seek(at)
-                byte = f.read(1)[0]
-                f.seek(at)
-                f.write(bytes([byte ^ (1 << chance.randrange(8))]))
+            bits = 1 << chance.randrange(8)
+            _flip(file, at, bits)
             with tdstore.open(file) as opened:
                 try:
                     assert torch.equal(WAYS[way](opened, key), good)
@@ -85,9 +90,7 @@ def test_a_flipped_byte_is_noticed(file: FsPath, layout: str, way: str) -> None:
                 found = [fault.path for fault in opened._handle.store.verify()]
                 # A compressed byte may be turned without any effect.
                 assert found == [(key,)] or ("compression" in LAYOUTS[layout] and not found)
-            with open(file, "r+b") as f:
-                f.seek(at)
-                f.write(bytes([byte]))
+            _flip(file, at, bits)
 
 
 def test_rows_of_other_chunks_can_be_read(file: FsPath) -> None:
@@ -198,11 +201,7 @@ def test_damage_beside_scattered_rows_is_noticed(file: FsPath, lane: str, monkey
     td = _dataset()
     td.save(file).close()
     start, _ = _spans(file, "wide")[-1]
-    with open(file, "r+b") as f:
-        f.seek(start + 1002 * 2000 + 8)
-        byte = f.read(1)[0]
-        f.seek(-1, 1)
-        f.write(bytes([byte ^ 1]))
+    _flip(file, start + 1002 * 2000 + 8)
     fine = torch.tensor([1900, 3, 3, 998, 1008])
     for rows in ([1900, 1003, 3], [1002], [5, 999], [1007, 1900]):
         with open_h5(file) as store:
@@ -240,11 +239,7 @@ def test_a_long_read_is_compared_while_it_arrives(
         assert sum(hashed) == min(last * 9, ROWS) * 2000 - first * 9 * 2000  # each byte once
         assert store.read([Read(("wide",), index, out)])[0] is out and torch.equal(out, wanted)
     start, _ = _spans(file, "wide")[-1]
-    with open(file, "r+b") as f:
-        f.seek(start + 1002 * 2000 + 8)
-        byte = f.read(1)[0]
-        f.seek(-1, 1)
-        f.write(bytes([byte ^ 1]))
+    _flip(file, start + 1002 * 2000 + 8)
     with open_h5(file) as store:
         for _ in range(2):
             with pytest.raises(CorruptStoreError, match="rows 999 to 1007"):
@@ -260,11 +255,7 @@ def test_damage_beside_rows_that_are_written_gets_no_new_checksum(file: FsPath, 
     td.save(file, **LAYOUTS[layout]).close()
     start, size = _spans(file, "wide")[-1]
     row = 1998 if layout == "contiguous" else 98  # of the last chunk
-    with open(file, "r+b") as f:
-        f.seek(start + row * 2000 + 8)
-        byte = f.read(1)[0]
-        f.seek(start + row * 2000 + 8)
-        f.write(bytes([byte ^ 1]))
+    _flip(file, start + row * 2000 + 8)
     column = Write(("wide",), (slice(1980, 2000, 1), slice(3, 4, 1)), torch.ones(20, 1))
     changes: dict[str, Any] = {
         "row": lambda opened: opened.set_at_("wide", torch.ones(500), 1999),

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import builtins
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
+from tdstore.engine import Engine, EngineCap
 from tdstore.errors import InvalidTypeError, MissingDependencyError, OptionError, UnsupportedError
-from tdstore.index.ranges import Range
 from tdstore.registry import split_scheme
 from tdstore.storekit.local_engine import LocalEngine
 from tdstore_remote.cache.pages import CachedEngine
+from tdstore_remote.engines.delegating import DelegatingEngine
 from tdstore_remote.engines.forks import obstore_is_dead
 from tdstore_remote.engines.fsspec_engine import FsspecEngine
 from tdstore_remote.engines.obstore_engine import ObstoreEngine
@@ -84,7 +83,7 @@ def _bare(url: str, settings: Settings, options: Mapping[str, Any]) -> Engine:
         ) from error
 
 
-class ForkSafeEngine(Engine):
+class ForkSafeEngine(DelegatingEngine):
     """An engine that is rebuilt in each process. Event loops, threads and connections do not survive a fork."""
 
     def __init__(self, build: Callable[[], Engine], *, writable: bool) -> None:
@@ -115,42 +114,6 @@ class ForkSafeEngine(Engine):
     def conditional(self) -> bool:
         """Check whether the engine has conditional puts."""
         return self._writable and self.inner.conditional()
-
-    def get(self, key: str, limit: int | None = None) -> Blob:
-        """Read an object, as `Engine.get` does."""
-        return self.inner.get(key, limit)
-
-    def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
-        """Read ranges, as `Engine.get_ranges` does."""
-        return self.inner.get_ranges(ranges)
-
-    async def aget_ranges(self, ranges: Sequence[Range]) -> Sequence[Buffer]:
-        """Read ranges, as `Engine.aget_ranges` does."""
-        return await self.inner.aget_ranges(ranges)
-
-    def size(self, key: str) -> int:
-        """Return the size of an object, as `Engine.size` does."""
-        return self.inner.size(key)
-
-    def pin(self, keys: Sequence[str]) -> builtins.list[int]:
-        """Pin objects, as `Engine.pin` does."""
-        return self.inner.pin(keys)
-
-    def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
-        """Write an object, as `Engine.put` does."""
-        return self.inner.put(key, data, if_absent=if_absent, if_match=if_match)
-
-    def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
-        """Write objects, as `Engine.put_many` does."""
-        self.inner.put_many(items)
-
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects, as `Engine.delete` does."""
-        self.inner.delete(keys)
-
-    def list(self, prefix: str = "") -> Iterator[Entry]:
-        """List objects, as `Engine.list` does."""
-        return self.inner.list(prefix)
 
     def where(self, key: str) -> str:
         """Return the URL of an object, as `Engine.where` does."""

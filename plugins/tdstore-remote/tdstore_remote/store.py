@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import builtins
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
 from tdstore.bytestore import DIRECTORY_HINT, open_directory, open_objects, refuse_foreign_files
-from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
+from tdstore.engine import Blob, Buffer, Engine
 from tdstore.errors import MissingDependencyError, OptionError, ReadOnlyError, StoreNotFoundError, UnsupportedError
 from tdstore.index.ranges import Range
 from tdstore.registry import registry, split_scheme
 from tdstore.store import Store
 from tdstore.storekit import refusals
 from tdstore.types import MODES, Mode
+from tdstore_remote.engines.delegating import DelegatingEngine
 from tdstore_remote.faults import BucketNotFoundError
 from tdstore_remote.opening import LOCAL, open_engine
 from tdstore_remote.options import HTTP, StorageOptions
@@ -223,14 +223,14 @@ class _Answer(NamedTuple):
     blob: Blob | None
 
 
-class Remembering(Engine):
+class Remembering(DelegatingEngine):
     """An engine that caches the requests of opening: formats are identified by the same files.
 
     A write clears the cache.
     """
 
     def __init__(self, inner: Engine) -> None:
-        self.inner = inner
+        self._inner = inner
         self.url = inner.url
         self._answers: dict[str, _Answer] = {}
         self._opening = True
@@ -238,13 +238,9 @@ class Remembering(Engine):
         """That there is no such bucket, which is more than that there is no such object."""
 
     @property
-    def can(self) -> EngineCap:
-        """Return the abilities of the engine below."""
-        return self.inner.can
-
-    def conditional(self) -> bool:
-        """Check whether the engine below has conditional puts."""
-        return self.inner.conditional()
+    def inner(self) -> Engine:
+        """The engine that answers requests."""
+        return self._inner
 
     def has(self, key: str) -> bool:
         """Check whether there is an object of that name."""
@@ -276,22 +272,6 @@ class Remembering(Engine):
         self._opening = False
         self._answers.clear()
 
-    def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
-        """Read ranges, as `Engine.get_ranges` does."""
-        return self.inner.get_ranges(ranges)
-
-    async def aget_ranges(self, ranges: Sequence[Range]) -> Sequence[Buffer]:
-        """Read ranges, as `Engine.aget_ranges` does."""
-        return await self.inner.aget_ranges(ranges)
-
-    def size(self, key: str) -> int:
-        """Return the size of an object, as `Engine.size` does."""
-        return self.inner.size(key)
-
-    def pin(self, keys: Sequence[str]) -> builtins.list[int]:
-        """Pin objects, as `Engine.pin` does."""
-        return self.inner.pin(keys)
-
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
         """Write an object, as `Engine.put` does."""
         self.opened()
@@ -306,15 +286,3 @@ class Remembering(Engine):
         """Delete objects, as `Engine.delete` does."""
         self.opened()
         self.inner.delete(keys)
-
-    def list(self, prefix: str = "") -> Iterator[Entry]:
-        """List objects, as `Engine.list` does."""
-        return self.inner.list(prefix)
-
-    def where(self, key: str) -> str:
-        """Return the URL of an object, as `Engine.where` does."""
-        return self.inner.where(key)
-
-    def close(self) -> None:
-        """Close the engine below, as `Engine.close` does."""
-        self.inner.close()

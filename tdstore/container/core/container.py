@@ -308,17 +308,24 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
             if any(names):
                 self._set_names(names)
 
+    def _with_batch_of(self, key: Any, value: Container) -> Container:
+        """Return an entry whose batch size starts with that of this container: itself, or a shallow copy."""
+        batch = self._batch_size
+        if value.batch_size[: len(batch)] == batch:
+            return value
+        value = value._shallow()
+        try:
+            value.batch_size = batch
+        except BatchSizeError as error:
+            raise BatchSizeError(
+                f"batch dimension mismatch: the TensorDict under {key!r} cannot take "
+                f"the batch size {list(batch)}: {error.message}"
+            ) from None
+        return value
+
     def _adopt(self, key: str, value: Container) -> Container:
         batch = self._batch_size
-        if value.batch_size[: len(batch)] != batch:
-            value = value._shallow()
-            try:
-                value.batch_size = batch
-            except BatchSizeError as error:
-                raise BatchSizeError(
-                    f"batch dimension mismatch: the TensorDict under {key!r} cannot take "
-                    f"the batch size {list(batch)}: {error.message}"
-                ) from None
+        value = self._with_batch_of(key, value)
         if self._device is not None and value.device != self._device:
             value = value._to(self._device, None, False)
         if self._names is not None and (value._names or ())[: len(batch)] != self._names:

@@ -93,17 +93,7 @@ class LazyWrites(LazyTree):
         return list(value.unbind(d))
 
     def _split_container(self, key: Any, value: Any) -> list[Any]:
-        batch = self._batch_size
-        if value.batch_size[: len(batch)] != batch:
-            value = value._shallow()
-            try:
-                value.batch_size = batch
-            except BatchSizeError as error:
-                raise BatchSizeError(
-                    f"batch dimension mismatch: the TensorDict under {key!r} cannot take "
-                    f"the batch size {list(batch)}: {error.message}"
-                ) from None
-        return list(value.unbind(self._stack_dim))
+        return list(self._with_batch_of(key, value).unbind(self._stack_dim))
 
     def _coerce(self, key: str, value: Any) -> Any:
         parts = self._split(key, value)

@@ -9,11 +9,11 @@ from typing import Any
 
 import h5py
 import numpy as np
-import torch
 from h5py import h5d, h5p, h5s, h5t
 
-from tdstore.dtypes import dtype_name, is_bit_pattern, numpy_dtype, to_numpy
+from tdstore.dtypes import dtype_name, is_bit_pattern, numpy_dtype
 from tdstore.errors import OptionError
+from tdstore.storekit.checked import fill_pattern
 from tdstore.storekit.checksums import BLOCK
 from tdstore.storekit.files import io_errors, write_at
 from tdstore.types import LeafSpec, Path, path_text
@@ -28,19 +28,6 @@ HELD = 4 << 20
 TRIES = 4
 HIDDEN = "%new-"
 """How the name of a dataset begins that is only there for a moment."""
-
-
-def fill_pattern(spec: LeafSpec, url: str) -> bytes:
-    """Return the bytes of one element that was never written."""
-    if type(spec.fill_value) is int and spec.fill_value == 0 and not is_bit_pattern(spec.dtype):
-        return bytes(spec.dtype.itemsize)
-    try:
-        element = torch.tensor([spec.fill_value]).to(spec.dtype)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise OptionError(
-            f"{url}: {spec.fill_value!r} is not a fill value for {spec.dtype}: {error}", url=url
-        ) from None
-    return to_numpy(element).tobytes()
 
 
 def make(

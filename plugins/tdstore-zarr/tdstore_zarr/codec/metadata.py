@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tdstore.dtypes import DTYPE_TO_NAME, NAME_TO_DTYPE, is_bit_pattern, numpy_dtype, to_numpy
-from tdstore.errors import CorruptStoreError, InvalidArgumentError, OptionError, StoreError, UnsupportedError
+from tdstore.dtypes import DTYPE_TO_NAME, NAME_TO_DTYPE, is_bit_pattern, numpy_dtype
+from tdstore.errors import CorruptStoreError, InvalidArgumentError, StoreError, UnsupportedError
 from tdstore.types import LeafSpec
 from tdstore_zarr.codec.codecs import ChunkError, Pipeline, configuration, parse_pipeline
 
@@ -153,17 +153,6 @@ class ArrayMeta:
 
 
 # -- fill values -----------------------------------------------------------------------------
-
-
-def fill_pattern(spec: LeafSpec, url: str) -> bytes:
-    """Return the bytes of one element that was never written."""
-    try:
-        element = torch.tensor([spec.fill_value]).to(spec.dtype)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise OptionError(
-            f"{url}: {spec.fill_value!r} is not a fill value for {spec.dtype}: {error}", url=url
-        ) from None
-    return to_numpy(element).tobytes()
 
 
 def fill_of(pattern: bytes, dtype: torch.dtype) -> Any:
@@ -354,4 +343,4 @@ def _ints(value: Any, least: int) -> tuple[int, ...]:
     return tuple(value)
 
 
-__all__ = ["ArrayMeta", "ChunkError", "fill_of", "fill_pattern", "parse_array"]
+__all__ = ["ArrayMeta", "ChunkError", "fill_of", "parse_array"]

@@ -11,10 +11,11 @@ import numpy as np
 from tdstore.dtypes import dtype_name, is_bit_pattern, numpy_dtype
 from tdstore.errors import OptionError
 from tdstore.storekit import refusals
+from tdstore.storekit.checked import fill_pattern
 from tdstore.storekit.foreign_strings import TEXT
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore_zarr.codec.codecs import ChunkError, parse_pipeline
-from tdstore_zarr.codec.metadata import DTYPE_ATTRIBUTE, MAX_CHUNK, MAX_INNER, SAFE_CODECS, ArrayMeta, fill_pattern
+from tdstore_zarr.codec.metadata import DTYPE_ATTRIBUTE, MAX_CHUNK, MAX_INNER, SAFE_CODECS, ArrayMeta
 
 OPTIONS = ("layout", "chunks", "shards", "compressors", "checksum")
 LAYOUTS = ("random", "scan")
