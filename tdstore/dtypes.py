@@ -48,7 +48,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     """Name a dtype as it is written on disk: `torch.float32` -> `"float32"`.
 
     Raises:
-        TypeError: no store can hold this dtype (quantized types, for example).
+        InvalidTypeError: no store can hold this dtype (quantized types, for example).
     """
     try:
         return DTYPE_TO_NAME[dtype]
@@ -62,7 +62,7 @@ def as_dtype(value: object) -> torch.dtype:
     """Accept a torch dtype, its name (`"float32"`, `"torch.float32"`), a numpy dtype or a python scalar type.
 
     Raises:
-        TypeError: not the name of a dtype; the message suggests the nearest one.
+        InvalidTypeError: not the name of a dtype; the message suggests the nearest one.
     """
     if isinstance(value, torch.dtype):
         if value not in DTYPE_TO_NAME:

@@ -73,6 +73,10 @@ class Engine(ABC):
     def get(self, key: str, limit: int | None = None) -> Blob:
         """Return a whole object and its tag, in one request.
 
+        Args:
+            key: the object.
+            limit: bytes that it may have; default: any number.
+
         Raises:
             StoreNotFoundError: no such object. CorruptStoreError: it is larger than `limit` bytes.
         """
@@ -101,6 +105,8 @@ class Engine(ABC):
         """Write a whole object, atomically; returns its new tag, where the medium has tags.
 
         Args:
+            key: the object.
+            data: its contents.
             if_absent: only if no object of that name is there.
             if_match: only if the object has this tag still.
 

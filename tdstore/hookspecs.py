@@ -121,7 +121,12 @@ def tdstore_store_opened(store: Store) -> None:
 
 @hookspec(firstresult=True)
 def tdstore_open_engine(url: str, options: Mapping[str, Any]) -> Engine | None:
-    """Open an engine at a URL, so that any format can be read from it; None when the scheme is not yours.
+    """Open an engine at a URL, so that any format can be read from it. Local paths never come here.
 
-    `options` are the user's `storage_options=`: credentials, endpoint, timeout. Local paths never come here.
+    Args:
+        url: the URL.
+        options: the user's `storage_options=`: credentials, endpoint, timeout.
+
+    Returns:
+        The engine; None for a scheme of another plugin.
     """

@@ -41,7 +41,7 @@ def to_tensordict(td: Any) -> Any:
     without a pair, as a class of theirs that is made with the same name and fields, and no methods.
 
     Raises:
-        MissingDependencyError: `tensordict` is not installed. TypeError: not one of our containers.
+        MissingDependencyError: `tensordict` is not installed. InvalidTypeError: not one of our containers.
 
     Example:
         >>> ours = TensorDict({"a": torch.zeros(3)}, [3])
@@ -91,7 +91,7 @@ def from_tensordict(td: Any) -> Any:
     `register_tensorclass` paired it with, or that has its name and fields; else as a class that is made so.
 
     Raises:
-        MissingDependencyError: `tensordict` is not installed. TypeError: not one of its containers.
+        MissingDependencyError: `tensordict` is not installed. InvalidTypeError: not one of its containers.
 
     Example:
         >>> import tensordict
@@ -150,8 +150,8 @@ def register_tensorclass(ours: type, theirs: type) -> None:
     """Let a tensorclass of ours and one of the `tensordict` package stand for each other, with their methods.
 
     Raises:
-        MissingDependencyError: `tensordict` is not installed. TypeError: not two such classes.
-        ValueError: their fields differ.
+        MissingDependencyError: `tensordict` is not installed. InvalidTypeError: not two such classes.
+        InvalidArgumentError: their fields differ.
 
     Example:
         >>> import tensordict

@@ -83,7 +83,7 @@ def check_key(key: NestedKey) -> Path:
 
     Raises:
         TypeError: not a string or a (nested) tuple of strings.
-        ValueError: an empty tuple, or a string with a lone surrogate, which no medium can hold.
+        InvalidArgumentError: an empty tuple, or a string with a lone surrogate, which no medium can hold.
     """
     path = unravel(key)
     if not path:
@@ -161,7 +161,7 @@ def decode_file_name(name: str) -> str:
     """Return the key for which `encode_file_name` or `encode_names` returned this name.
 
     Raises:
-        ValueError: the hash of a long key, or not such a name.
+        InvalidArgumentError: the hash of a long key, or not such a name.
     """
     if name == "%":
         return ""
@@ -210,7 +210,7 @@ def encode_names(
         portable: as `encode_file_name`.
 
     Raises:
-        ValueError: a lone surrogate in a key.
+        InvalidArgumentError: a lone surrogate in a key.
 
     Example:
         >>> encode_names(["obs", "Obs", "reward"])

@@ -67,7 +67,14 @@ KNOWN: dict[str, _Known] = {
 
 @dataclass(frozen=True, slots=True)
 class BackendStatus:
-    """One line of `tdstore.backends()`: a backend that can be used, or a plugin that failed and why."""
+    """One line of `tdstore.backends()`: a backend that can be used, or a plugin that failed and why.
+
+    Args:
+        name: the backend, or the plugin that failed.
+        plugin: the plugin that declares it.
+        backend: the declaration; None where the plugin failed.
+        error: the error of the plugin.
+    """
 
     name: str
     plugin: str
@@ -87,7 +94,7 @@ class BackendTable(list[BackendStatus]):
     """The backends in a list that prints as a table, in a notebook as an HTML table.
 
     Example:
-        >>> [status.name for status in tdstore.backends()][:2]
+        >>> sorted({"cuda", "memmap"} & {status.name for status in tdstore.backends()})
         ['cuda', 'memmap']
     """
 
@@ -183,7 +190,7 @@ class Registry:
         """Declare a codec from this process; one of the same name is replaced.
 
         Raises:
-            ValueError: the name is one of ours.
+            InvalidArgumentError: the name is one of ours.
         """
         if codec.name == PICKLE:
             raise InvalidArgumentError(f"the codec {PICKLE!r} is what trust=True writes; give yours another name")
@@ -228,7 +235,12 @@ class Registry:
     def resolve(self, location: str | os.PathLike[str] | None, storage: str | Backend | None = None) -> Backend | None:
         """Resolve the backend of a location: explicit `storage`, scheme, suffix, marker, magic, then the guess hook.
 
-        Returns None for a local path about which nothing tells (a new directory, say).
+        Args:
+            location: a path or URL.
+            storage: the name of a backend, a URL whose scheme names it, or a declaration.
+
+        Returns:
+            The backend; None for a local path by which none can be found, such as that of a new directory.
 
         Raises:
             AmbiguousBackendError: two plugins claim it. UnknownBackendError: nobody knows its scheme.
@@ -383,6 +395,12 @@ class Registry:
         A location that is neither text nor a path is what the store itself gave as `reopen_token`. `trust=True`
         and `trust=False` are about values, which backends never look into; what else `trust` may be, they say.
 
+        Args:
+            backend: the declaration.
+            location: a path, a URL, or what `Store.reopen_token` returned.
+            mode: see `Store`.
+            **options: options of the backend's opener.
+
         Raises:
             StoreExistsError: mode "w", and what is there is not a dataset of that backend.
             OptionError, PluginError, StoreError: see `tdstore.store.Store`.
@@ -409,6 +427,10 @@ class Registry:
 
     def engine(self, url: str, options: Mapping[str, Any] | None = None) -> Engine:
         """Open an engine: the core's own for a local path or `file://`, a plugin's for every other URL.
+
+        Args:
+            url: the URL.
+            options: credentials, endpoint and timeout, for the plugin.
 
         Raises:
             MissingDependencyError: the plugin for that scheme is not installed.

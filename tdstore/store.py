@@ -280,6 +280,7 @@ class Store(ABC):
         """Compare leaves with their checksums before rows are copied from live tensors (VIEW). Nothing by default.
 
         Args:
+            paths: the leaves.
             rows: those that are copied, a slice or int64 numbers; None for any.
         """
 

@@ -56,8 +56,8 @@ def encode_value(value: object, _depth: int = 0, other: Encoder | None = None) -
 
     Raises:
         TypeError: an object of another type (the message names it).
-        ValueError: nested more than 256 levels deep, an integer of more than 4,300 digits, a set or dict of which
-            more than 64 elements have the same hash, or a string with a lone surrogate.
+        InvalidArgumentError: nested more than 256 levels deep, an integer of more than 4,300 digits, a set or dict of
+            which more than 64 elements have the same hash, or a string with a lone surrogate.
     """
     try:
         return _encode(value, _depth, other)
@@ -121,7 +121,7 @@ def decode_value(data: JSON, _depth: int = 0, other: Decoder | None = None) -> A
         other: makes the objects that the `other` of `encode_value` took apart.
 
     Raises:
-        ValueError: not a form that `encode_value` writes, or one that was made to take long.
+        InvalidArgumentError: not a form that `encode_value` writes, or one that was made to take long.
     """
     try:
         return _decode(data, _depth, other)
@@ -133,7 +133,7 @@ def decode_number(data: JSON) -> bool | int | float | complex:
     """Return the number that was passed to `encode_value`: a fill value.
 
     Raises:
-        ValueError: anything else.
+        InvalidArgumentError: anything else.
     """
     if isinstance(data, list):
         raise InvalidArgumentError("a list is no number")

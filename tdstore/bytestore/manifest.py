@@ -119,7 +119,7 @@ def encode_objects(document: Document, *, url: str) -> bytes:
     """Encode a manifest.
 
     Raises:
-        ValueError: beyond the limits that a reader accepts.
+        InvalidArgumentError: beyond the limits that a reader accepts.
     """
     start, nbytes, piece, offset = document.extents.T.reshape(4, -1)
     before = np.concatenate([[0], (start + nbytes)[:-1]])

@@ -174,7 +174,8 @@ class ConvertMixin(Container):
             separator: joins the keys of nested entries to the names of columns.
 
         Raises:
-            ValueError: there are nested entries and no separator. BatchSizeError: there is no batch dimension.
+            InvalidArgumentError: there are nested entries and no separator. BatchSizeError: there is no batch
+                dimension.
         """
         return pandas.to_pandas(self, separator)
 
@@ -189,7 +190,8 @@ class ConvertMixin(Container):
             **kwargs: of `pyarrow.parquet.ParquetWriter`, such as `compression`.
 
         Raises:
-            ValueError: there are nested entries and no separator. BatchSizeError: there is no batch dimension.
+            InvalidArgumentError: there are nested entries and no separator. BatchSizeError: there is no batch
+                dimension.
             UnsupportedError: an entry is complex, or has values that do not fit into one column.
         """
         files.to_parquet(self, path, separator, kwargs)
@@ -205,7 +207,8 @@ class ConvertMixin(Container):
             **kwargs: of `pandas.DataFrame.to_csv`.
 
         Raises:
-            ValueError: there are nested entries and no separator, or an entry has several numbers in each row.
+            InvalidArgumentError: there are nested entries and no separator, or an entry has several numbers in each
+                row.
             BatchSizeError: there is no batch dimension. UnsupportedError: an entry is complex, or has values that are
                 not text, numbers or dates.
         """
@@ -223,7 +226,8 @@ class ConvertMixin(Container):
             **kwargs: of `pandas.DataFrame.to_json`; with any of them pandas writes the file, from one frame.
 
         Raises:
-            ValueError: there are nested entries and no separator. BatchSizeError: there is no batch dimension.
+            InvalidArgumentError: there are nested entries and no separator. BatchSizeError: there is no batch
+                dimension.
             UnsupportedError: JSON cannot represent a value.
         """
         files.to_json(self, path, separator, lines, kwargs)
@@ -284,7 +288,7 @@ class ConvertMixin(Container):
             metadata: further metadata of the file.
 
         Raises:
-            UntrustedDataError: a value is not plain data. ValueError: two entries have one name.
+            UntrustedDataError: a value is not plain data. InvalidArgumentError: two entries have one name.
         """
         safetensors_files.to_safetensors(self, path, separator, metadata)
 

@@ -39,8 +39,8 @@ def check_writes(places: Iterable[tuple[Write, Sequence[int], torch.dtype]]) -> 
         places: `(write, shape of the leaf, dtype of the leaf)`.
 
     Raises:
-        IndexError: as of `check_indices`.
-        ValueError: a value has another shape or dtype than `leaf[index]`; names the leaf.
+        OutOfRangeError: as of `check_indices`.
+        InvalidArgumentError: a value has another shape or dtype than `leaf[index]`; names the leaf.
     """
     places = list(places)
     check_indices([(w.index, shape) for w, shape, _ in places])

@@ -44,7 +44,7 @@ def gather(leaf: Tensor, index: StoreIndex, out: Tensor | None = None) -> Tensor
     """Return `leaf[index]` in memory of its own, or in `out` (same shape and dtype, any strides).
 
     Raises:
-        ValueError: `out` has another shape or dtype than `leaf[index]`.
+        InvalidArgumentError: `out` has another shape or dtype than `leaf[index]`.
     """
     for at, term in enumerate(index):
         if isinstance(term, Tensor):
@@ -263,7 +263,7 @@ def as_index_tensor(index: object) -> Tensor:
     """Read a list, range, numpy array or tensor as an index: int64 or bool, on the CPU, any number of dimensions.
 
     Raises:
-        IndexError: it holds floats, strings, ... or uint8, which torch takes for a mask and numpy for rows.
+        OutOfRangeError: it holds floats, strings, ... or uint8, which torch takes for a mask and numpy for rows.
     """
     if isinstance(index, Tensor):
         tensor = index.detach()
@@ -316,7 +316,7 @@ def check_rows(rows: Tensor, size: int, dim: int = 0) -> Tensor:
     """Check an int64 tensor against `[-size, size)` and count negative rows from the end.
 
     Raises:
-        IndexError: a row out of range; names it, the dimension and its size.
+        OutOfRangeError: a row out of range; names it, the dimension and its size.
     """
     if traced() or rows.is_meta:  # torch tells when it runs
         return torch.where(rows < 0, rows + size, rows)
@@ -341,7 +341,7 @@ def check_indices(places: Iterable[tuple[StoreIndex, Sequence[int]]]) -> None:
         places: `(index, shape of the leaf)`, one for each request. Rows that several of them share are looked at once.
 
     Raises:
-        IndexError: a row, the end of a slice or the number of dimensions is out of range; or a term is neither a
+        OutOfRangeError: a row, the end of a slice or the number of dimensions is out of range; or a term is neither a
             slice with a positive step nor an int64 tensor of rows.
     """
     known: Tensor | None = None
@@ -381,7 +381,7 @@ def as_slice(index: slice, size: int) -> range:
     """Apply a slice to a dimension: the positions it selects.
 
     Raises:
-        ValueError: the step is not positive.
+        InvalidArgumentError: the step is not positive.
     """
     if index.step is not None and operator.index(index.step) <= 0:
         raise InvalidArgumentError(f"the step of a slice must be greater than zero, not {operator.index(index.step)}")
@@ -407,8 +407,8 @@ def as_rows(index: object, size: int, dim: int = 0) -> Tensor | slice | None:
         `None` for every other kind of index: ints, tuples, None, more dimensions.
 
     Raises:
-        IndexError: out of range, a mask of another length, or floats.
-        ValueError: a slice with a step that is not positive.
+        OutOfRangeError: out of range, a mask of another length, or floats.
+        InvalidArgumentError: a slice with a step that is not positive.
     """
     if isinstance(index, slice):
         return to_slice(as_slice(index, size))

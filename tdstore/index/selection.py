@@ -48,7 +48,7 @@ def index_shape(shape: Iterable[int], index: object) -> torch.Size:
     """Return the batch size of `batch[index]` for a batch of `shape`, without touching data.
 
     Raises:
-        IndexError: as `Selection.__getitem__`.
+        OutOfRangeError: as `Selection.__getitem__`.
 
     Example:
         >>> index_shape((4, 3, 2), (..., None, [0, 1, 0]))
@@ -104,8 +104,8 @@ class Selection:
                 mask, or a tuple of these. A nested list is an index of several dimensions, as in numpy.
 
         Raises:
-            IndexError: out of range, too many terms, a mask of the wrong shape, floats.
-            ValueError: a slice with a step that is not positive.
+            OutOfRangeError: out of range, too many terms, a mask of the wrong shape, floats.
+            InvalidArgumentError: a slice with a step that is not positive.
         """
         if type(index) is Tensor and (found := self._rows_of_one_dimension(index)) is not None:
             return found

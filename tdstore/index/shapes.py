@@ -91,7 +91,7 @@ def split_sizes(length: int, size: int | Sequence[int]) -> list[int]:
     """Return the lengths of the pieces of `split(size)`.
 
     Raises:
-        BatchSizeError: the pieces do not add up to `length`. ValueError: a size below 1.
+        BatchSizeError: the pieces do not add up to `length`. InvalidArgumentError: a size below 1.
     """
     if isinstance(size, int):
         if size <= 0:

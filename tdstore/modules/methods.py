@@ -81,7 +81,7 @@ class ModulesMixin(Container):
         first call of a module under `torch.vmap` gives all of the stack their shape, and each values of its own.
 
         Raises:
-            RuntimeError: no modules; parameters that differ in name, in shape or in whether they require a
+            InvalidStateError: no modules; parameters that differ in name, in shape or in whether they require a
                 gradient, without `lazy_stack`; `lazy_stack` and `as_module`.
 
         Example:

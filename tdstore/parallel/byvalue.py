@@ -72,7 +72,7 @@ def pack(value: object, *, cloud_first: bool = False) -> bytes:
     """Pickle a value with plain pickle or, if that fails or with `cloud_first`, with cloudpickle.
 
     Raises:
-        TypeError: neither can pickle it.
+        InvalidTypeError: neither can pickle it.
     """
     cloud = _cloud_pickler()
     kinds = [_Pickler] if cloud is None else [cloud] if cloud_first else [_Pickler, cloud]

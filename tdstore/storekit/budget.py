@@ -34,6 +34,14 @@ def check_declared(total: int, max_bytes: int | None, url: str) -> None:
 
     Raises:
         CorruptStoreError: more than `max_bytes`.
+
+    Example:
+        >>> check_declared(4096, None, "runs/1")
+        >>> check_declared(4096, 1024, "runs/1")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        tdstore.errors.CorruptStoreError: runs/1 declares 4096 bytes of data, more than max_bytes=1024
+        ...
     """
     if max_bytes is not None and total > max_bytes:
         raise CorruptStoreError(
@@ -44,12 +52,28 @@ def check_declared(total: int, max_bytes: int | None, url: str) -> None:
 
 
 def is_suspect(wanted: int, stored: int) -> bool:
-    """Check whether a read of `wanted` bytes would allocate far more than the `stored` bytes on the storage."""
+    """Check whether a read of `wanted` bytes would allocate far more than the `stored` bytes on the storage.
+
+    Args:
+        wanted: bytes that the read allocates.
+        stored: bytes of it that the storage holds.
+
+    Example:
+        >>> is_suspect(4 << 30, 1 << 20), is_suspect(4 << 30, 1 << 30), is_suspect(1 << 20, 0)
+        (True, False, False)
+    """
     return wanted - stored > SUSPECT_BYTES and wanted > SUSPECT_RATIO * stored
 
 
 def refuse_absent(path: Path, wanted: int, stored: int, url: str) -> CorruptStoreError:
-    """Build the error for a read that `is_suspect`; `path` names the leaf that takes the most."""
+    """Build the error for a read that `is_suspect`.
+
+    Args:
+        path: the leaf that takes the most.
+        wanted: bytes that the read allocates.
+        stored: bytes of it that the storage holds.
+        url: the location, for messages.
+    """
     return CorruptStoreError(
         f"{url}: reading {path_text(path)} would take {wanted} bytes of memory, of which {stored} are stored; "
         "the rest is fill value, or the same bytes repeated",
@@ -81,8 +105,19 @@ def check_holes(path: Path, shape: Sequence[int], nbytes: int, rows: int, stored
 def allocating(path: Path, shape: tuple[int, ...], dtype: torch.dtype, url: str) -> Iterator[None]:
     """Turn a failed allocation for the values of a leaf into an error that names the leaf.
 
+    Args:
+        path: the leaf.
+        shape: of the values.
+        dtype: of the values.
+        url: the location, for messages.
+
     Raises:
         StoreIOError: no memory; `errno` is ENOMEM.
+
+    Example:
+        >>> with allocating(("obs",), (3,), torch.float32, "runs/1"):
+        ...     torch.zeros(3)
+        tensor([0., 0., 0.])
     """
     error: Exception | None = None
     if math.prod(shape) * dtype.itemsize <= memory_bytes():

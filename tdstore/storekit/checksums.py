@@ -57,18 +57,38 @@ def block_bytes(nbytes: int) -> int:
 
 
 def crc32c(data: bytes | Memory) -> int:
-    """Compute the crc32c of bytes or of a contiguous uint8 array."""
+    """Compute the crc32c of bytes or of a contiguous uint8 array.
+
+    Example:
+        >>> f"{crc32c(b'123456789'):08x}"
+        'e3069283'
+    """
     return int(google_crc32c.value(data))
 
 
 def crcs_of(memory: Memory, size: int) -> list[int]:
-    """Compute the crc32c of each `size` bytes of a contiguous uint8 array; the last block may be shorter."""
+    """Compute the crc32c of each `size` bytes of a contiguous uint8 array; the last block may be shorter.
+
+    Args:
+        memory: the array.
+        size: bytes per checksum.
+    """
     value = google_crc32c.value
     return [value(memory[at : at + size]) for at in range(0, len(memory), size)]
 
 
 def block_text(block: int, size: int, nbytes: int) -> str:
-    """Describe where a block of `size` bytes is in a leaf of `nbytes`, for messages; "" if it is the whole leaf."""
+    """Describe where a block of `size` bytes is in a leaf of `nbytes`, for messages; "" if it is the whole leaf.
+
+    Args:
+        block: number of the block.
+        size: bytes per block.
+        nbytes: bytes of the leaf.
+
+    Example:
+        >>> block_text(2, 65536, 1 << 20)
+        ' in the 64 KiB from byte 131072 on'
+    """
     return "" if nbytes <= size else f" in the {size >> 10} KiB from byte {block * size} on"
 
 
@@ -125,14 +145,29 @@ def tip_ranges(nbytes: int) -> list[tuple[int, int]]:
 
 
 def tips_of_file(fd: int, nbytes: int) -> int:
-    """Compute the checksum of the tips of a file, by up to three small reads."""
+    """Compute the checksum of the tips of a file, by up to three small reads.
+
+    Args:
+        fd: descriptor of the file.
+        nbytes: bytes of the leaf.
+    """
     if nbytes <= 3 * TIP:
         return int(google_crc32c.value(os.pread(fd, nbytes, 0)))
     return crc32c(b"".join(os.pread(fd, b - a, a) for a, b in tip_ranges(nbytes)))
 
 
 def sums_of_memory(memory: Memory, block: int | None = None) -> Sums:
-    """Compute the checksums of a contiguous uint8 array, of `block` bytes each."""
+    """Compute the checksums of a contiguous uint8 array.
+
+    Args:
+        memory: the array.
+        block: bytes per checksum; default: by `block_bytes`.
+
+    Example:
+        >>> sums = sums_of_memory(np.zeros(5 << 20, np.uint8))
+        >>> sums.block, len(sums.crc) // 4
+        (65536, 80)
+    """
     summer = Summer(len(memory), block)
     for start in range(0, len(memory), BLOCK):
         summer.add(memory[start : start + BLOCK])
@@ -204,7 +239,13 @@ def sums_of_part(fd: int, nbytes: int, offset: int) -> Sums:
 
 
 def next_data(fd: int, at: int, nbytes: int) -> tuple[int, int]:
-    """Return start and end of the next extent at or after `at`; all is data where the file system knows no holes."""
+    """Return start and end of the next extent at or after `at`; all is data where the file system knows no holes.
+
+    Args:
+        fd: descriptor of the file.
+        at: the byte to begin at.
+        nbytes: length of the file; the result where no data follows.
+    """
     try:
         start = os.lseek(fd, at, os.SEEK_DATA)
         return start, os.lseek(fd, start, os.SEEK_HOLE)

@@ -91,7 +91,17 @@ def leaf_record(
     fill: Any,
     offset: int = -1,
 ) -> LeafRecord:
-    """Build the record of a leaf, with its checksums encoded."""
+    """Build the record of a leaf, with its checksums encoded.
+
+    Args:
+        path: the leaf.
+        dtype: its name in `tdstore.dtypes`.
+        shape: its shape.
+        nbytes: bytes of the data.
+        file: components of the file's path below the root; empty without elements.
+        sums: checksums of the data.
+        fill: the fill value, as `values.encode_value` returns it.
+    """
     crc = base64.b64encode(sums.crc).decode()
     return LeafRecord(path, dtype, shape, nbytes, file, crc, sums.tips, fill, sums.block, offset)
 
@@ -99,8 +109,16 @@ def leaf_record(
 def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str) -> bytes:
     """Encode the manifest of a new generation.
 
+    Args:
+        header: the header.
+        leaves: records of all leaves.
+        url: the location, for messages.
+
+    Returns:
+        The bytes of the document, with its first line.
+
     Raises:
-        ValueError: beyond the limits that a reader accepts.
+        InvalidArgumentError: beyond the limits that a reader accepts.
     """
     records = list(leaves)
     manifest = Manifest(uuid.uuid4().hex, header_to_builtins(header), records)
@@ -108,7 +126,16 @@ def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str) -
 
 
 def seal(body: bytes, tag: bytes = b"TDS") -> bytes:
-    """Prepend the first line, which holds version and checksum."""
+    """Prepend the first line, which holds version and checksum.
+
+    Args:
+        body: the document.
+        tag: the first letters of the result.
+
+    Example:
+        >>> seal(b"{}")
+        b'TDS1 297bd0aa\\n{}'
+    """
     return b"%b%d %08x\n" % (tag, VERSION, crc32c(body)) + body
 
 
@@ -179,6 +206,10 @@ class SealedDocument(Generic[T]):
     def body(self, data: bytes, *, url: str) -> bytes:
         """Check version, checksum and limits, and return the document below the first line.
 
+        Args:
+            data: the document, with its first line.
+            url: the location, for messages.
+
         Raises:
             CorruptStoreError: damaged, or beyond the limits.
             UnsupportedError: of a newer version.
@@ -191,6 +222,10 @@ class SealedDocument(Generic[T]):
     def decode(self, data: bytes, *, url: str) -> T:
         """Parse and check the output of `encode`.
 
+        Args:
+            data: the document, with its first line.
+            url: the location, for messages.
+
         Raises:
             CorruptStoreError: damaged, beyond the limits, or with fields that its type does not have.
             UnsupportedError: of a newer version.
@@ -198,7 +233,15 @@ class SealedDocument(Generic[T]):
         return self.decode_body(self.body(data, url=url), url=url)
 
     def decode_body(self, body: bytes, *, url: str) -> T:
-        """Parse what `body` returned."""
+        """Parse what `body` returned.
+
+        Args:
+            body: the document without its first line.
+            url: the location, for messages.
+
+        Raises:
+            CorruptStoreError: not JSON, or with fields that its type does not have.
+        """
         try:
             if len(body) <= FEW_BYTES:
                 return self._decoder.decode(body)
@@ -234,6 +277,10 @@ def unseal(data: bytes, *, url: str, what: str = NAME, hint: str | None = None, 
     Raises:
         CorruptStoreError: damaged.
         UnsupportedError: of a newer version.
+
+    Example:
+        >>> unseal(seal(b"{}"), url="runs/1")
+        b'{}'
     """
     hint = hint or _RESTORE
     head = _FIRST_LINE.match(data, len(tag)) if data.startswith(tag) else None
@@ -259,6 +306,13 @@ def unseal(data: bytes, *, url: str, what: str = NAME, hint: str | None = None, 
 
 def decode_manifest(data: bytes, *, url: str) -> tuple[Manifest, Header]:
     """Parse and check a manifest.
+
+    Args:
+        data: the document, with its first line.
+        url: the location, for messages.
+
+    Returns:
+        The manifest and the header that it holds.
 
     Raises:
         CorruptStoreError: damaged, of another layout, or inconsistent.
@@ -347,7 +401,17 @@ def _is_packed(leaf: LeafRecord) -> bool:
 
 
 def fill_fault(fill: Any, dtype: torch.dtype) -> str | None:
-    """Return the fault in the record of a fill value (`values.encode_value`), or None."""
+    """Return the fault in the record of a fill value (`values.encode_value`), or None.
+
+    Args:
+        fill: the record.
+        dtype: the dtype of the leaf.
+
+    Example:
+        >>> fill_fault(0.5, torch.float32)
+        >>> fill_fault("a", torch.float32) is None
+        False
+    """
     if type(fill) is int and fill == 0:
         return None
     try:
@@ -372,7 +436,12 @@ is_plain_key = re.compile(f"{_SIMPLE.pattern}(/{_SIMPLE.pattern})*").fullmatch
 
 
 def is_plain_name(name: str) -> bool:
-    """Check whether a string can be one component of a path, and stays below its folder."""
+    """Check whether a string can be one component of a path, and stays below its folder.
+
+    Example:
+        >>> [is_plain_name(name) for name in ("obs", "..", "a/b", "")]
+        [True, False, False, False]
+    """
     if _SIMPLE.fullmatch(name):
         return True
     if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:

@@ -46,7 +46,18 @@ class NotRegularError(OSError):
 
 
 class io_errors:  # noqa: N801 - reads as a statement: `with io_errors(url):`
-    """Turn every `OSError` into the `StoreError` of its kind, with the location and the file."""
+    """Turn every `OSError` into the `StoreError` of its kind, with the location and the file.
+
+    Args:
+        url, doing, writing: as of `raise_io`.
+
+    Example:
+        >>> with io_errors("runs/1", "opening"):  # doctest: +ELLIPSIS
+        ...     os.open("/no/such/file", os.O_RDONLY)
+        Traceback (most recent call last):
+        ...
+        tdstore.errors.StoreNotFoundError: runs/1: opening: No such file or directory (/no/such/file)
+    """
 
     __slots__ = ("doing", "url", "writing")
 
@@ -66,7 +77,21 @@ class io_errors:  # noqa: N801 - reads as a statement: `with io_errors(url):`
 
 
 def raise_io(error: OSError, url: str, doing: str = "", *, writing: bool = True) -> NoReturn:
-    """Raise the `StoreError` for an `OSError`; this function alone decides which."""
+    """Raise the `StoreError` for an `OSError`; this function alone decides which.
+
+    Args:
+        error: the error of the system.
+        url: the location, for messages.
+        doing: the operation, for messages, such as "publishing".
+        writing: whether a refused access is a `ReadOnlyError`; else it is a `StoreIOError`.
+
+    Raises:
+        StoreNotFoundError: no such file.
+        StoreExistsError: the file is there already.
+        CorruptStoreError: a link, pipe, device or folder in the place of a file.
+        ReadOnlyError: the access is refused, and `writing`.
+        StoreIOError: any other error; `errno` is the number of the system.
+    """
     where = f" ({error.filename!s})" if error.filename is not None and str(error.filename) != url else ""
     text = f"{url}: {doing + ': ' if doing else ''}{error.strerror or error}{where}"
     if isinstance(error, FileNotFoundError):
@@ -96,7 +121,15 @@ class Tree:
         self._fds: list[int] = []
 
     def folder(self, parts: Sequence[str], *, create: bool = False) -> int:
-        """Return a descriptor of a folder, valid until the next call."""
+        """Return a descriptor of a folder, valid until the next call.
+
+        Args:
+            parts: components of the folder's path below the root.
+            create: make folders that are missing.
+
+        Raises:
+            OSError: no such folder, or a link in the path.
+        """
         keep = 0
         for name, wanted in zip(self._names, parts, strict=False):
             if name != wanted:
@@ -114,7 +147,16 @@ class Tree:
         return self._fds[-1] if self._fds else self.root
 
     def open(self, parts: Sequence[str], flags: int = os.O_RDONLY, *, create: bool = False) -> int:
-        """Open a plain file; the caller closes the descriptor."""
+        """Open a plain file; the caller closes the descriptor.
+
+        Args:
+            parts: components of the file's path below the root.
+            flags: of `os.open`.
+            create: make folders that are missing.
+
+        Raises:
+            NotRegularError: not a plain file. OSError: no such file, or a link in the path.
+        """
         parent = self.folder(parts[:-1], create=create) if len(parts) > 1 else self.root
         return open_plain(parts[-1], parent, flags)
 
@@ -139,7 +181,15 @@ class Tree:
 
 
 def open_plain(name: str, parent: int, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file of a folder; anything else is a `NotRegularError`."""
+    """Open a regular file of a folder; the caller closes the descriptor.
+
+    Args:
+        name, parent: the name in a folder, and the folder's descriptor.
+        flags: of `os.open`.
+
+    Raises:
+        NotRegularError: a link, pipe, device or folder. OSError: no such file.
+    """
     fd = os.open(name, flags | SAFE, 0o666, dir_fd=parent)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -154,6 +204,10 @@ def is_foreign(error: OSError) -> bool:
 
 def read_small(name: str, parent: int, limit: int) -> bytes:
     """Read a plain file of at most `limit` bytes.
+
+    Args:
+        name, parent: the name in a folder, and the folder's descriptor.
+        limit: bytes that the file may have.
 
     Raises:
         CorruptStoreError: a larger file.
@@ -176,7 +230,7 @@ def read_small(name: str, parent: int, limit: int) -> bytes:
 
 # -- writing ---------------------------------------------------------------------------------
 def write_at(fd: int, data: memoryview, offset: int) -> None:
-    """Write all of a byte view at an offset."""
+    """Write all of a byte view at an offset, as `os.pwrite` does for a part of it."""
     while data:
         n = os.pwrite(fd, data, offset)
         data = data[n:]
@@ -184,31 +238,40 @@ def write_at(fd: int, data: memoryview, offset: int) -> None:
 
 
 def write_parts(fd: int, parts: Sequence[memoryview], offset: int) -> None:
-    """Write parts one after the other, from `offset` on, whole or raise; at most 1,024 parts."""
+    """Write parts one after the other, as `os.pwritev` does, whole or raise; at most 1,024 parts."""
     total = sum(part.nbytes for part in parts)
     done = os.pwritev(fd, parts, offset)
-    if done < total:  # a signal came, or the disk is full: the rest tells
+    if done < total:  # a signal came, or the disk is full: writing the rest decides
         write_at(fd, memoryview(b"".join(parts))[done:], offset + done)
 
 
 def append(fd: int, data: bytes) -> None:
-    """Append one record with one system call (the file was opened with O_APPEND)."""
+    """Append one record to a file opened with O_APPEND, as `os.write` does, by one call; `OSError` if the disk is full."""
     if os.write(fd, data) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def truncate(fd: int, size: int) -> None:
-    """Set the length of a file; new bytes are a hole that reads as zeros."""
+    """Set the length of a file, as `os.ftruncate` does; new bytes are a hole that reads as zeros."""
     os.ftruncate(fd, size)
 
 
 def allocate(fd: int, offset: int, size: int) -> None:
-    """Reserve blocks, so that a write through a mapping cannot meet a full disk."""
+    """Reserve blocks, as `os.posix_fallocate` does, so that a write through a mapping cannot meet a full disk."""
     os.posix_fallocate(fd, offset, size)
 
 
 def create_file(name: str, parent: int, data: bytes | bytearray | memoryview, *, sync: bool = False) -> None:
-    """Write a new small file."""
+    """Write a new small file.
+
+    Args:
+        name, parent: the name in a folder, and the folder's descriptor.
+        data: the contents.
+        sync: wait until they are on the storage.
+
+    Raises:
+        FileExistsError: there is a file of that name.
+    """
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE, 0o666, dir_fd=parent)
     try:
         write_at(fd, memoryview(data), 0)
@@ -219,7 +282,20 @@ def create_file(name: str, parent: int, data: bytes | bytearray | memoryview, *,
 
 
 def replace_file(name: str, parent: int, data: bytes | bytearray | memoryview, *, sync: bool = False) -> None:
-    """Write a small file atomically: a reader sees the old file or the new one, whole."""
+    """Write a small file atomically: a reader sees the old file or the new one, whole.
+
+    Args:
+        name, parent: the name in a folder, and the folder's descriptor.
+        data: the contents.
+        sync: wait until they are on the storage, before the rename.
+
+    Example:
+        >>> folder = open_dir(tmp_path)
+        >>> replace_file("a.json", folder, b"{}")
+        >>> read_small("a.json", folder, 100)
+        b'{}'
+        >>> os.close(folder)
+    """
     temp = temp_name()
     try:
         create_file(temp, parent, data, sync=sync)
@@ -230,7 +306,7 @@ def replace_file(name: str, parent: int, data: bytes | bytearray | memoryview, *
 
 
 def create_empty(name: str, parent: int) -> int:
-    """Make a new file and open it to read and write."""
+    """Make a new file, as `os.open` does with O_EXCL, and open it to read and write."""
     return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFE, 0o666, dir_fd=parent)
 
 
@@ -245,22 +321,22 @@ def is_temp(name: str) -> bool:
 
 
 def link(old: str, old_parent: int, new: str, new_parent: int) -> None:
-    """Give a file a second name."""
+    """Give a file in a folder a second name, as `os.link` does; links are not followed."""
     os.link(old, new, src_dir_fd=old_parent, dst_dir_fd=new_parent, follow_symlinks=False)
 
 
 def rename(old: str, old_parent: int, new: str, new_parent: int) -> None:
-    """Rename, replacing a file or an empty folder."""
+    """Rename an entry of a folder, as `os.rename` does, replacing a file or an empty folder."""
     os.rename(old, new, src_dir_fd=old_parent, dst_dir_fd=new_parent)
 
 
 def unlink(name: str, parent: int) -> None:
-    """Remove a file."""
+    """Remove a file of a folder, as `os.unlink` does."""
     os.unlink(name, dir_fd=parent)
 
 
 def unlink_if_there(name: str, parent: int) -> None:
-    """Remove a file that may be missing; a failure leaves a file that the next save removes."""
+    """Remove a file, as `os.unlink` does, that may be missing; after a failure the next save removes it."""
     try:
         os.unlink(name, dir_fd=parent)
     except OSError:
@@ -268,7 +344,7 @@ def unlink_if_there(name: str, parent: int) -> None:
 
 
 def make_dir(name: str, parent: int, mode: int = 0o777) -> None:
-    """Make a folder."""
+    """Make a folder in a folder, as `os.mkdir` does."""
     os.mkdir(name, mode, dir_fd=parent)
 
 
@@ -278,7 +354,11 @@ def open_dir(path: str) -> int:
 
 
 def is_same_open(fd: int, other: int) -> bool:
-    """Check whether two descriptors lead to one file or folder. One that another thread has closed leads to none."""
+    """Check whether two descriptors lead to one file or folder. One that another thread has closed leads to none.
+
+    Args:
+        fd, other: the descriptors; -1 for none.
+    """
     if fd < 0 or other < 0:
         return False
     try:
@@ -288,7 +368,12 @@ def is_same_open(fd: int, other: int) -> bool:
 
 
 def is_same_entry(fd: int, name: str, parent: int) -> bool:
-    """Check whether an entry of a folder is still the file that `fd` was opened from."""
+    """Check whether an entry of a folder is still the file that `fd` was opened from.
+
+    Args:
+        fd: a descriptor.
+        name, parent: the name in a folder, and the folder's descriptor.
+    """
     try:
         there = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
@@ -337,7 +422,11 @@ def subfolders(fd: int) -> list[str]:
 
 
 def walk(fd: int, parts: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Yield every entry below a folder, as (components, is a folder), without following links."""
+    """Yield every entry below a folder, as (components, is a folder), without following links.
+
+    Args:
+        fd, parts: descriptor of the folder, and components that each result begins with.
+    """
     open_folders = [(fd, parts, _entries(fd))]
     try:
         while open_folders:
@@ -366,7 +455,12 @@ def _entries(fd: int) -> Iterator[tuple[str, bool]]:
 
 
 def remove_tree(name: str, parent: int, *, first: Sequence[str] = ()) -> None:
-    """Remove a folder and its contents, the files named in `first` before the rest; links are not followed."""
+    """Remove a folder and its contents, the files named in `first` before the rest; links are not followed.
+
+    Args:
+        name, parent: the name in a folder, and the folder's descriptor.
+        first: names of files that are removed before the rest.
+    """
     fd = os.open(name, SAFE_DIR, dir_fd=parent)
     try:
         for early in first:
@@ -395,6 +489,13 @@ def exchange(a: str, b: str, parent: int) -> None:
 
     Where the system cannot (`renameat2` is missing), two renames do it: a crash between them leaves
     `b` under the name `a` + "-old", and the next writer restores it.
+
+    Args:
+        a, b: the names.
+        parent: descriptor of the folder.
+
+    Raises:
+        OSError: an entry is missing, or the access is refused.
     """
     if _renameat2 is not None:
         if _rename2(parent, a, b, _RENAME_EXCHANGE) == 0:
@@ -442,7 +543,10 @@ def remove_empty(folders: list[str]) -> None:
 
 
 def try_lock(fd: int, *, exclusive: bool) -> bool:
-    """Take a flock without waiting; on failure a lock that `fd` held before may be lost."""
+    """Take a flock without waiting, as `fcntl.flock` does; return whether that succeeded.
+
+    On failure a lock that `fd` held before may be lost.
+    """
     try:
         fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -452,6 +556,13 @@ def try_lock(fd: int, *, exclusive: bool) -> bool:
 
 def lock(fd: int, *, exclusive: bool, timeout: float, url: str, what: str = "the folder") -> None:
     """Take a flock, waiting up to `timeout` seconds.
+
+    Args:
+        fd: descriptor of a file or folder.
+        exclusive: whether nobody else may hold a lock; else others may hold shared ones.
+        timeout: seconds to wait.
+        url: the location, for messages.
+        what: the locked thing, for messages.
 
     Raises:
         StoreBusyError: another process holds it still.
@@ -471,7 +582,12 @@ def unlock(fd: int) -> None:
 
 
 def with_url(error: StoreError, url: str) -> StoreError:
-    """Add the location to an error that was raised without it."""
+    """Add the location to an error that was raised without it.
+
+    Args:
+        error: the error, which is changed.
+        url: the location, for messages.
+    """
     if error.url is None:
         error.url = url
         error.message = f"{url}: {error.message}"

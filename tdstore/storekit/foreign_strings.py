@@ -45,7 +45,12 @@ def leaves_of_values(leaves: Mapping[Path, LeafSpec]) -> set[Path]:
 
 
 def text_of(data: bytes, unlike: int = 0) -> Tensor:
-    """Build the data leaf, whose epoch depends on the bytes and differs from that of `unlike`."""
+    """Build the data leaf, whose epoch depends on the bytes and differs from that of `unlike`.
+
+    Args:
+        data: the strings, concatenated.
+        unlike: the epoch of the leaf that this one replaces.
+    """
     mark = (len(data) & 0x3FFFFFFF) << 32 | zlib.crc32(data)
     head = (HEAD + len(data)).to_bytes(8, "little") + (mark + (mark == unlike)).to_bytes(8, "little")
     return torch.frombuffer(bytearray(head + data), dtype=torch.uint8)
@@ -94,7 +99,12 @@ class Strings:
         return offsets
 
     def leaves(self, path: Path, offsets: Ints) -> tuple[dict[Path, Tensor], dict[str, Any]]:
-        """Return the leaves of a column with offsets `[*shape, 2]`, and its value record."""
+        """Return the leaves of a column with offsets `[*shape, 2]`, and its value record.
+
+        Args:
+            path: the entry.
+            offsets: results of `add`, in the shape of the entry.
+        """
         text = text_of(b"".join(self._parts))
         self._parts.clear()
         return {(*path, SPANS): torch.from_numpy(offsets), (*path, TEXT): text}, {"column": mark_of(text.numpy())}
@@ -136,7 +146,14 @@ def _is_text(value: bytes) -> bool:
 
 
 def entry(path: Path, strings: Strings, offsets: Ints, *, leaves: bool) -> tuple[dict[str, Any], dict[Path, Tensor]]:
-    """Return the value record of an entry, and its leaves if it has enough values (and `leaves` allows it)."""
+    """Return the value record of an entry, and its leaves if it has enough values (and `leaves` allows it).
+
+    Args:
+        path: the entry.
+        strings: the strings.
+        offsets: of each value `[*shape, 2]`.
+        leaves: whether the entry may have leaves; else its values are in the record.
+    """
     if not leaves or math.prod(offsets.shape[:-1]) < COLUMN_FROM:
         levels = {"ndim": offsets.ndim - 1} if offsets.ndim > 2 else {}
         return {"stack": strings.values(offsets), "dim": 0, **levels}, {}
@@ -149,10 +166,28 @@ class Refusal(dict[str, Any]):
 
 
 def refused(message: str, hint: str | None = None) -> Refusal:
-    """Build the value record of an unreadable entry: reading it raises the error, the other entries stay readable."""
+    """Build the value record of an unreadable entry: reading it raises the error, the other entries stay readable.
+
+    Args:
+        message: the text of the error.
+        hint: its remedy.
+
+    Example:
+        >>> refused("the column has no values")["refused"]
+        'the column has no values'
+    """
     return Refusal(refused=message, hint=hint)
 
 
 def blocks(total: int, rows: int) -> Iterable[tuple[int, int]]:
-    """Yield `[start, stop)` of `rows` rows at a time."""
+    """Yield `[start, stop)` of `rows` rows at a time.
+
+    Args:
+        total: number of rows.
+        rows: rows per block.
+
+    Example:
+        >>> list(blocks(5, 2))
+        [(0, 2), (2, 4), (4, 5)]
+    """
     return ((start, min(start + rows, total)) for start in range(0, total, rows))

@@ -90,7 +90,13 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def copy_rows(leaf: Tensor, index: StoreIndex, out: Tensor | None = None) -> Tensor:
-    """Do what `rows.gather` does; a large result is allocated by `empty`."""
+    """Copy rows of a tensor, as `rows.gather` does; a large result is allocated by `empty`.
+
+    Args:
+        leaf: the tensor.
+        index: an index of the storage protocol.
+        out: memory for the result.
+    """
     if out is None and leaf.device.type == "cpu" and not (leaf.requires_grad or traced()):
         shape = index_shape(leaf.shape, index)
         if math.prod(shape) * leaf.dtype.itemsize >= LARGE:

@@ -100,6 +100,9 @@ class Site:
     def check(self, *, replace: bool) -> int:
         """Return the descriptor of a replaceable store at the target, or -1 if the target is free.
 
+        Args:
+            replace: whether a store at the target may be replaced.
+
         Raises:
             StoreExistsError: a file, a folder that is no store, or one with files that are not its own.
         """
@@ -258,7 +261,13 @@ class Site:
 
 
 def sweep_dead(name: str, parent: int, first: Sequence[str]) -> None:
-    """Remove a temporary folder whose owner is dead, the files named in `first` before the rest."""
+    """Remove a temporary folder whose owner is dead.
+
+    Args:
+        name: the folder.
+        parent: descriptor of its parent.
+        first: names of files that are removed before the rest.
+    """
     try:
         fd = os.open(name, files.SAFE_DIR, dir_fd=parent)
     except OSError:
@@ -271,7 +280,13 @@ def sweep_dead(name: str, parent: int, first: Sequence[str]) -> None:
 
 
 def remove_later(name: str, parent: int, first: Sequence[str]) -> None:
-    """Remove a folder that is not part of any store; the next save removes what cannot be removed now."""
+    """Remove a folder that is not part of any store; the next save removes what cannot be removed now.
+
+    Args:
+        name: the folder.
+        parent: descriptor of its parent.
+        first: names of files that are removed before the rest.
+    """
     try:
         files.remove_tree(name, parent, first=first)
     except OSError:

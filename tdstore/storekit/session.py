@@ -101,6 +101,7 @@ class Session:
     """One store's share in a folder that is written in place.
 
     Args:
+        sync: wait until the record of the session is on the storage.
         root: descriptor of the root folder; the session duplicates it.
     """
 
@@ -123,7 +124,15 @@ class Session:
         return files.try_lock(self._lock, exclusive=True)
 
     def begin(self, *, timeout: float, url: str) -> None:
-        """Record the session in the log; the caller holds the parent's lock (or the folder is not published yet)."""
+        """Record the session in the log; the caller holds the parent's lock (or the folder is not published yet).
+
+        Args:
+            timeout: seconds to wait for a process that holds the folder alone.
+            url: the location, for messages.
+
+        Raises:
+            StoreBusyError: another process holds the folder alone still.
+        """
         files.lock(self._lock, exclusive=False, timeout=timeout, url=url)
         fd = os.open(NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | files.SAFE, 0o666, dir_fd=self.root)
         try:
@@ -137,7 +146,12 @@ class Session:
         _SESSIONS.setdefault(self.key, LiveObjects()).add(self)
 
     def note(self, add: list[FileParts], drop: list[FileParts]) -> None:
-        """Log which files a commit is about to add and drop."""
+        """Log which files a commit is about to add and drop.
+
+        Args:
+            add: files that the commit adds.
+            drop: files that it removes.
+        """
         self._append({"intent": {"add": [list(p) for p in add], "drop": [list(p) for p in drop]}})
 
     def leave(self, touched: set[Path] | None, seal: Callable[[Log], None]) -> None:
@@ -267,6 +281,12 @@ def exclusive(root: int, *, parent: int, timeout: float, url: str) -> Iterator[N
 
     The caller holds the parent's lock, which is released while waiting. Sessions of this process
     do not count; after the body they are detached.
+
+    Args:
+        root: descriptor of the folder.
+        parent: descriptor of its parent.
+        timeout: seconds to wait.
+        url: the location, for messages.
 
     Raises:
         StoreBusyError: others still write after `timeout` seconds; the message names them.

@@ -71,7 +71,12 @@ class Holes:
             del HOLES[self._address]
 
     def span(self, start: int, stop: int) -> None:
-        """Reserve blocks for the bytes from `start` to `stop`."""
+        """Reserve blocks for the bytes from `start` to `stop`.
+
+        Args:
+            start: the first byte.
+            stop: the byte behind the last one.
+        """
         chunks = self._chunks
         end = min(-(-stop // CHUNK), len(chunks))
         first = chunks.find(_UNRESERVED, start // CHUNK, end)
@@ -86,7 +91,12 @@ class Holes:
             self.filled()
 
     def runs(self, starts: np.ndarray[Any, Any], length: int) -> None:
-        """Reserve blocks for `length` bytes from each of `starts`."""
+        """Reserve blocks for `length` bytes from each of `starts`.
+
+        Args:
+            starts: positions in bytes.
+            length: bytes from each of them.
+        """
         if len(starts) > 1 and 0 < length <= CHUNK and self._left:
             # Each lies in two chunks at most: those that still lack blocks, once each.
             touched = np.unique(np.concatenate([starts, starts + (length - 1)]) // CHUNK)

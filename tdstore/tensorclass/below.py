@@ -46,7 +46,7 @@ def check_schema(cls: Any, schema: Mapping[Any, Any]) -> None:
     """Look for names that are no fields of a class, or of the classes of its fields.
 
     Raises:
-        ValueError: there is one.
+        InvalidArgumentError: there is one.
     """
     for key, spec in schema.items():
         first, *below = entry_path(key)

@@ -30,7 +30,7 @@ def check(self: T) -> T:
     are checked by their own annotations.
 
     Raises:
-        ValueError: some fields have other shapes; the message names all of them.
+        InvalidArgumentError: some fields have other shapes; the message names all of them.
 
     Example:
         >>> class Step(TensorClass):
@@ -47,7 +47,7 @@ def check_rows(obj: Any, index: Any, value: Any) -> None:
     """Look whether `obj[index] = value` is a write of rows of the class.
 
     Raises:
-        ValueError: the index is a key, or the value has other entries than the class, or is of another kind.
+        InvalidArgumentError: the index is a key, or the value has other entries than the class, or is of another kind.
     """
     name = type(obj).__name__
     if is_key(index):

@@ -298,7 +298,7 @@ def declare(cls: Any, flags: Flags, root: type) -> Plan:
     """Make a dataclass of a class body: fields, their access, and the plan for the constructor.
 
     Raises:
-        AttributeError: a field has the name of something that `root` has. TypeError: a field without default
+        AttributeError: a field has the name of something that `root` has. InvalidTypeError: a field without default
             after one with, or not a tensor with `tensor_only`.
     """
     own = inspect.get_annotations(cls)

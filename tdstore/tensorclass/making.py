@@ -98,7 +98,7 @@ def from_dataclass(
         **flags: of the class that is made; see `TensorClass`.
 
     Raises:
-        TypeError: neither a dataclass nor an object of one.
+        InvalidTypeError: neither a dataclass nor an object of one.
     """
     if not dataclasses.is_dataclass(obj):
         raise InvalidTypeError(f"from_dataclass takes a dataclass or an object of one, not a {type(obj).__name__}")

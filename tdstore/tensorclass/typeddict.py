@@ -60,7 +60,7 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
     that concern names and locks: `shadow` and `frozen`.
 
     Raises:
-        TypeError: a required field is missing, or a keyword is no field.
+        InvalidTypeError: a required field is missing, or a keyword is no field.
 
     Example:
         >>> class Step(TypedTensorDict):

@@ -36,7 +36,7 @@ def wrap_tensorclass(cls: type, container: Any) -> Any:
         The object; the container itself, if it has entries that are no fields of the class.
 
     Raises:
-        TypeError: `cls` is no tensorclass.
+        InvalidTypeError: `cls` is no tensorclass.
 
     Example:
         >>> @tensorclass

@@ -73,7 +73,13 @@ def _element(tensor: Tensor, number: int) -> str:
 
 
 def check_same(got: object, expected: Tensor, what: object = "") -> None:
-    """Fail with the difference of dtype, shape or bits. `what` names the compared tensor."""
+    """Fail with the difference of dtype, shape or bits.
+
+    Args:
+        got: the tensor.
+        expected: the tensor that it should equal.
+        what: the name of the tensor, for the message.
+    """
     __tracebackhide__ = True
     differs = difference(got, expected)
     if differs is not None:
@@ -87,7 +93,13 @@ def _named(what: object) -> str:
 
 
 def check_leaves(got: Mapping[Any, Any], expected: Mapping[Any, Tensor], what: str = "") -> None:
-    """Fail with the difference of two sets of leaves: names, dtypes, shapes, bits."""
+    """Fail with the difference of two sets of leaves: names, dtypes, shapes, bits.
+
+    Args:
+        got: tensors by path.
+        expected: tensors that they should equal.
+        what: the operation, for the message.
+    """
     __tracebackhide__ = True
     check_paths(got, expected, what)
     for path, value in expected.items():
@@ -95,7 +107,13 @@ def check_leaves(got: Mapping[Any, Any], expected: Mapping[Any, Tensor], what: s
 
 
 def check_paths(got: Any, expected: Any, what: str = "") -> None:
-    """Fail with missing and superfluous leaves."""
+    """Fail with missing and superfluous leaves.
+
+    Args:
+        got: paths.
+        expected: the paths that there should be.
+        what: the operation, for the message.
+    """
     __tracebackhide__ = True
     listed = list(got)
     lost, added = sorted(set(expected) - set(listed)), sorted(set(listed) - set(expected))
@@ -113,7 +131,14 @@ def _count(kind: str, paths: list[Path]) -> str:
 
 
 def check_out(store: Store, read: Read, expected: Tensor, what: object = "") -> None:
-    """Read into `read.out`; all of it must be filled, and returned."""
+    """Read into `read.out`; all of it must be filled, and returned.
+
+    Args:
+        store: the store.
+        read: a request with `out`.
+        expected: the tensor that `out` should equal.
+        what: the name of the tensor, for the message.
+    """
     __tracebackhide__ = True
     assert read.out is not None, "the request has no `out`"
     before = read.out.clone()
@@ -125,14 +150,26 @@ def check_out(store: Store, read: Read, expected: Tensor, what: object = "") -> 
 
 
 def check_is_out(got: Tensor, out: Tensor, what: object = "") -> None:
-    """Check that the answer of `read` lies in the memory of `out`."""
+    """Check that the answer of `read` lies in the memory of `out`.
+
+    Args:
+        got: the answer of `read`.
+        out: the tensor of the request.
+        what: the name of the tensor, for the message.
+    """
     __tracebackhide__ = True
     if out.numel() and got.data_ptr() != out.data_ptr():
         raise failure(f"{_named(what)}`read` filled `out` but returned another tensor than `out`")
 
 
 def check_unchanged(before: object, after: object, what: str) -> None:
-    """Fail with the differences between two fingerprints of a storage: left behind, changed, removed."""
+    """Fail with the differences between two fingerprints of a storage: left behind, changed, removed.
+
+    Args:
+        before: a fingerprint, of `StoreSetup.fingerprint`.
+        after: a later one.
+        what: the operation between them, for the message.
+    """
     __tracebackhide__ = True
     if before == after:
         return
@@ -140,7 +177,12 @@ def check_unchanged(before: object, after: object, what: str) -> None:
 
 
 def changes(before: object, after: object) -> str:
-    """Describe the differences between two fingerprints."""
+    """Describe the differences between two fingerprints.
+
+    Args:
+        before: a fingerprint, of `StoreSetup.fingerprint`.
+        after: a later one.
+    """
     if before is None and isinstance(after, Mapping):
         return f"where nothing was there is now {_names(after) or 'an empty folder'}"
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
@@ -208,7 +250,12 @@ def _error_name(kind: type[BaseException]) -> str:
 
 
 def check_own_memory(tensor: Tensor, what: object = "") -> None:
-    """Check that a tensor is writable: one over read-only memory ends the process that writes into it."""
+    """Check that a tensor is writable: one over read-only memory ends the process that writes into it.
+
+    Args:
+        tensor: the tensor.
+        what: the name of the tensor, for the message.
+    """
     __tracebackhide__ = True
     if not tensor.numel() or tensor.device.type != "cpu":
         return
@@ -232,7 +279,12 @@ def _mapped_read_only(address: int) -> bool:
 
 
 def check_read_writable(store: Store, reads: list[Read]) -> None:
-    """Check that reads return writable memory."""
+    """Check that reads return writable memory.
+
+    Args:
+        store: the store.
+        reads: the requests.
+    """
     __tracebackhide__ = True
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
@@ -254,6 +306,11 @@ def check_read_writable(store: Store, reads: list[Read]) -> None:
 def check_equal(got: object, expected: object, what: str) -> None:
     """Fail with both values where they differ.
 
+    Args:
+        got: the value.
+        expected: the value that it should equal.
+        what: its name, for the message.
+
     Example:
         >>> check_equal((2,), (3,), "the shape")
         Traceback (most recent call last):
@@ -266,7 +323,13 @@ def check_equal(got: object, expected: object, what: str) -> None:
 
 
 def check_digests(got: Mapping[Path, str], expected: Mapping[Any, Tensor], what: str) -> None:
-    """Fail with the leaves whose hashes, of another process, are not those of the expected tensors."""
+    """Fail with the leaves whose hashes, of another process, are not those of the expected tensors.
+
+    Args:
+        got: hashes by path, of `samples.digest`.
+        expected: the tensors.
+        what: the operation, for the message.
+    """
     __tracebackhide__ = True
     check_paths(got, expected, what)
     wrong = [path_text(path) for path, value in expected.items() if got[path] != digest(value)]
@@ -275,7 +338,12 @@ def check_digests(got: Mapping[Path, str], expected: Mapping[Any, Tensor], what:
 
 
 def check_mentions(error: BaseException, *words: str) -> None:
-    """Check that the message of an error has all of these words."""
+    """Check that the message of an error has all of these words.
+
+    Args:
+        error: the error.
+        *words: the words.
+    """
     __tracebackhide__ = True
     for word in words:
         if word not in str(error):
@@ -283,7 +351,13 @@ def check_mentions(error: BaseException, *words: str) -> None:
 
 
 def check_spec(got: LeafSpec, expected: LeafSpec, path: Path) -> None:
-    """Fail with the difference of two specs: dtype, shape or fill value."""
+    """Fail with the difference of two specs: dtype, shape or fill value.
+
+    Args:
+        got: the spec of the store.
+        expected: the spec that it should equal.
+        path: the leaf.
+    """
     __tracebackhide__ = True
     for name in ("dtype", "shape", "fill_value"):
         found, wanted = getattr(got, name), getattr(expected, name)
@@ -296,7 +370,13 @@ def _plain(value: object) -> str:
 
 
 def check_header(got: Header, expected: Header, what: str = "the header") -> None:
-    """Fail with the first group, and the field of it, that differs between two headers."""
+    """Fail with the first group, and the field of it, that differs between two headers.
+
+    Args:
+        got: the header of the store.
+        expected: the header that it should equal.
+        what: its name, for the message.
+    """
     __tracebackhide__ = True
     if list(got.groups) != list(expected.groups):
         lost = [path_text(p) for p in expected.groups if p not in got.groups]
@@ -315,7 +395,13 @@ def check_header(got: Header, expected: Header, what: str = "the header") -> Non
 
 
 def check_names(error: BaseException, place: object, doing: str = "") -> None:
-    """Check that the message of an error names the location."""
+    """Check that the message of an error names the location.
+
+    Args:
+        error: the error.
+        place: the location.
+        doing: the operation, for the message.
+    """
     __tracebackhide__ = True
     if str(place) not in str(error):
         where = f"{doing}: " if doing else ""

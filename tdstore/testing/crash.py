@@ -74,7 +74,15 @@ def in_child(work: Work) -> int:
 
 
 def killed_after(work: Work, seconds: float) -> int:
-    """Run in a forked child that is killed by the clock; its exit code, as of `in_child`."""
+    """Run in a forked child that is killed by the clock.
+
+    Args:
+        work: the function to run.
+        seconds: time until it is killed.
+
+    Returns:
+        The exit code, as of `in_child`.
+    """
     pid = os.fork()
     if not pid:
         try:
@@ -155,7 +163,12 @@ def deaths(
 
 @contextmanager
 def small_disk(folder: FsPath, mib: int) -> Iterator[FsPath]:
-    """Mount a disk of that size at a new folder. Where mounting is refused the test is skipped."""
+    """Mount a small disk at a new folder. Where mounting is refused the test is skipped.
+
+    Args:
+        folder: the folder.
+        mib: size of the disk in MiB.
+    """
     folder.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)], capture_output=True)
     if done.returncode:
@@ -292,6 +305,10 @@ class CrashTests(StoreSetup):
 
     def outcome(self, location: Location, new: Leaves) -> str:
         """Return the state that a reader finds: "old", "new", "dirty" or "corrupt".
+
+        Args:
+            location: the place of the store.
+            new: the leaves after the work.
 
         Raises:
             AssertionError: the leaves or the header are neither the old ones nor the new ones.

@@ -97,6 +97,10 @@ def digest(tensor: Tensor) -> str:
 def same(got: Tensor, expected: Tensor) -> bool:
     """Check for equal shape, dtype and bits. NaN equals itself, and 0.0 differs from -0.0.
 
+    Args:
+        got: a tensor.
+        expected: another one.
+
     Example:
         >>> same(torch.tensor(0.0), torch.tensor(-0.0)), same(torch.tensor(torch.nan), torch.tensor(torch.nan))
         (False, True)
@@ -105,13 +109,24 @@ def same(got: Tensor, expected: Tensor) -> bool:
 
 
 def pick(value: Tensor, index: StoreIndex) -> Tensor:
-    """Compute `value[index]` by numpy over bit patterns: an oracle that shares no code with the stores."""
+    """Compute `value[index]` by numpy over bit patterns: an oracle that shares no code with the stores.
+
+    Args:
+        value: a tensor.
+        index: an index of the storage protocol.
+    """
     array = to_numpy(value)[_numpy_index(index)]
     return from_numpy(np.array(array, order="C").reshape(array.shape), value.dtype)
 
 
 def assign(value: Tensor, index: StoreIndex, new: Tensor) -> Tensor:
-    """Return a copy of `value` with `new` at `index`, row by row: of repeated rows the last one wins."""
+    """Return a copy of `value` with `new` at `index`, row by row: of repeated rows the last one wins.
+
+    Args:
+        value: a tensor.
+        index: an index of the storage protocol.
+        new: values of the shape of `pick(value, index)`.
+    """
     array, source = to_numpy(value).copy(), to_numpy(new)
     at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
     if at is None:

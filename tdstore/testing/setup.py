@@ -67,7 +67,13 @@ class StoreSetup:
 
     # -- overridable: stores that are not local files, or that cannot write ------------------
     def prepare(self, location: Location, leaves: Leaves, header: Header) -> None:
-        """Put data at `location` by other means. Override for a backend without WRITE."""
+        """Put data at `location` by other means. Override for a backend without WRITE.
+
+        Args:
+            location: the place.
+            leaves: the leaves.
+            header: the header.
+        """
         if Cap.WRITE not in self.caps:
             pytest.fail(
                 f"no data to test with: the kit writes its own, and {type(self).__name__} declares no Cap.WRITE.\n"
@@ -130,13 +136,25 @@ class StoreSetup:
         return Backend(name=opener.__name__, opener=where, summary="under test")
 
     def opened(self, location: Location, mode: Mode = "r", **options: Any) -> Store:
-        """Open the store under test; it is closed when the test ends."""
+        """Open the store under test; it is closed when the test ends.
+
+        Args:
+            location: the place.
+            mode: the mode of the opener.
+            **options: options of the opener.
+        """
         store = self.made(location, mode, **options)
         self._stack.callback(store.close)
         return store
 
     def made(self, location: Location, mode: Mode = "r", **options: Any) -> Store:
-        """Open the store under test; the caller closes it."""
+        """Open the store under test; the caller closes it.
+
+        Args:
+            location: the place.
+            mode: the mode of the opener.
+            **options: options of the opener.
+        """
         opener = type(self).open
         merged = {**self.options, **options}
         if opener is None or self.backend is not None:
@@ -144,7 +162,12 @@ class StoreSetup:
         return opener(None if location is None else str(location), mode=mode, **merged)
 
     def holding(self, location: Location, leaves: Leaves) -> Store:
-        """Return an open store that holds these leaves: just written, or prepared where the store cannot write."""
+        """Return an open store that holds these leaves: just written, or prepared where the store cannot write.
+
+        Args:
+            location: the place.
+            leaves: the leaves.
+        """
         if Cap.WRITE not in self.caps:
             self.prepare(location, leaves, header_for(leaves))
             return self.opened(location, "r")
@@ -153,7 +176,13 @@ class StoreSetup:
         return store
 
     def saved(self, location: Location, leaves: Leaves, header: Header | None = None) -> None:
-        """Save these leaves at the location, and close the store."""
+        """Save these leaves at the location, and close the store.
+
+        Args:
+            location: the place.
+            leaves: the leaves.
+            header: the header; default: `header_for(leaves)`.
+        """
         self.prepare(location, leaves, header_for(leaves) if header is None else header)
 
     def needs(self, *caps: Cap) -> None:
@@ -194,13 +223,23 @@ def able(caps: Cap) -> str:
 
 
 def fill(store: Store, leaves: Leaves) -> None:
-    """Create and write whole leaves, each in one call."""
+    """Create and write whole leaves, each in one call.
+
+    Args:
+        store: the store, open for writing.
+        leaves: the leaves.
+    """
     store.create({path: LeafSpec(value.shape, value.dtype) for path, value in leaves.items()})
     store.write([Write(path, (), value) for path, value in leaves.items()])
 
 
 def header_for(leaves: Leaves, values: Mapping[str, Any] | None = None) -> Header:
-    """Return a header with a group for each inner node of these paths, and plain values at the root."""
+    """Return a header with a group for each inner node of these paths, and plain values at the root.
+
+    Args:
+        leaves: the leaves.
+        values: inline values of the root.
+    """
     envelopes = {key: {"data": value} for key, value in (values or {}).items()}
     keys = tuple(dict.fromkeys([*(p[0] for p in leaves), *envelopes]))
     groups: dict[Path, Group] = {(): Group(batch_size=(), keys=keys, values=envelopes)}
@@ -212,7 +251,14 @@ def header_for(leaves: Leaves, values: Mapping[str, Any] | None = None) -> Heade
 
 
 def save(opener: Callable[..., Store], location: Any, leaves: Leaves, **options: Any) -> None:
-    """Save whole leaves in mode "w"; `values=` are plain values at the root, all other options the opener's."""
+    """Save whole leaves in mode "w"; `values=` are plain values at the root, all other options the opener's.
+
+    Args:
+        opener: the function that opens the store.
+        location: the place.
+        leaves: the leaves.
+        **options: options of the opener.
+    """
     values = options.pop("values", None)
     with opener(location, **{"mode": "w", **options}) as store:
         fill(store, leaves)
@@ -220,13 +266,24 @@ def save(opener: Callable[..., Store], location: Any, leaves: Leaves, **options:
 
 
 def load(opener: Callable[..., Store], location: Any, **options: Any) -> dict[Path, Tensor]:
-    """Open a store, and return every leaf."""
+    """Open a store, and return every leaf.
+
+    Args:
+        opener: the function that opens the store.
+        location: the place.
+        **options: options of the opener.
+    """
     with opener(location, **options) as store:
         return read_all(store)
 
 
 def same_leaves(a: Leaves, b: Leaves) -> bool:
-    """Check whether two sets of leaves have the same names, dtypes, shapes and bits."""
+    """Check whether two sets of leaves have the same names, dtypes, shapes and bits.
+
+    Args:
+        a: leaves by path.
+        b: leaves by path.
+    """
     return a.keys() == b.keys() and all(same(a[path], b[path]) for path in a)
 
 
@@ -268,7 +325,18 @@ def import_root(function: Callable[..., object]) -> str:
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32, start: int = 0) -> Tensor:
-    """Return consecutive numbers, which reveal a wrong index."""
+    """Return consecutive numbers, which reveal a wrong index.
+
+    Args:
+        *shape: shape of the tensor.
+        dtype: its dtype.
+        start: the first number.
+
+    Example:
+        >>> numbers(2, 2, start=1)
+        tensor([[1., 2.],
+                [3., 4.]])
+    """
     count = 1
     for n in shape:
         count *= n

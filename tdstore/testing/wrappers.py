@@ -40,7 +40,12 @@ class WrappedStore(Store):
         self.uncommitted = inner.uncommitted
 
     def before_call(self, method: str, count: int) -> None:
-        """Run before each call; `count` is the number of its leaves, 0 for the header."""
+        """Run before each call; `count` is the number of its leaves, 0 for the header.
+
+        Args:
+            method: name of the method.
+            count: number of leaves or requests of the call.
+        """
 
     def paths(self) -> Iterator[Path]:
         self.before_call("paths", 0)
@@ -187,7 +192,7 @@ class FlakyStore(WrappedStore):
         every: the number of calls of which the last one fails.
 
     Raises:
-        ValueError: `every` is less than 1.
+        InvalidArgumentError: `every` is less than 1.
 
     Example:
         >>> store = FlakyStore(open_memory(), every=2)

@@ -1,20 +1,29 @@
-"""Methods that users call most say what they take, raise and return, by examples that run."""
+"""Methods that users call most, and all that authors of backends call, are documented by examples that run."""
 
 from __future__ import annotations
 
 import builtins
 import doctest
+import importlib
 import inspect
+import pkgutil
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 import tdstore
-from tdstore import TensorDict, errors
+from tdstore import TensorDict, errors, storekit, testing
+from tdstore.builtin.memory import open_memory
+from tdstore.index.ranges import Range
+from tdstore.store import Store
+from tdstore.storekit.local_engine import LocalEngine
+from tdstore.types import LeafSpec, Read, Write
+from tests.house.sources import none
 
 # A list that may only grow: the methods that the documents and the programs of users call most.
 DOCUMENTED = """
@@ -91,3 +100,61 @@ def test_examples_run(fn: Callable[..., Any], tmp_path: Path, monkeypatch: pytes
     test = doctest.DocTestParser().get_doctest(text_of(fn), known, fn.__name__, None, None)
     assert test.examples
     assert not doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test).failed
+
+
+# -- what authors of backends call --------------------------------------------------------------
+FOR_AUTHORS = [
+    *(f"tdstore.{name}" for name in ("engine", "hookspecs", "registry", "store")),
+    *(f"tdstore.storekit.{found.name}" for found in pkgutil.iter_modules(storekit.__path__)),
+    *(f"tdstore.testing.{found.name}" for found in pkgutil.iter_modules(testing.__path__) if found.name != "__main__"),
+]
+# Classes whose fields have a docstring each, instead of `Args`.
+FIELDS = frozenset({"Backend", "Codec", "Log"})
+
+
+def public(module: ModuleType) -> Iterator[tuple[str, Any, list[str]]]:
+    """Name, object and parameters of each public function, class and method of a module; inherited ones are not."""
+    for name, found in vars(module).items():
+        if name.startswith("_") or getattr(found, "__module__", None) != module.__name__:
+            continue
+        if inspect.isfunction(found):
+            yield name, inspect.unwrap(found), parameters_of(inspect.unwrap(found))
+        elif inspect.isclass(found):
+            own_init = inspect.isfunction(vars(found).get("__init__"))
+            is_protocol = getattr(found, "_is_protocol", False)
+            yield name, found, parameters_of(found.__init__) if own_init and not is_protocol else []
+            for method, value in vars(found).items():
+                value = getattr(value, "__func__", value)
+                if inspect.isfunction(value) and not method.startswith(("_", "test_")):
+                    yield f"{name}.{method}", inspect.unwrap(value), parameters_of(inspect.unwrap(value))
+
+
+def parameters_of(fn: Callable[..., Any]) -> list[str]:
+    return [name for name in inspect.signature(fn).parameters if name not in ("self", "cls")]
+
+
+@pytest.mark.parametrize("name", FOR_AUTHORS)
+def test_what_authors_call_says_what_it_takes(name: str) -> None:
+    offenders = []
+    for what, found, parameters in public(importlib.import_module(name)):
+        text = text_of(found)
+        first = text.partition("\n\n")[0]
+        if re.search(r"as `\w+\.\w+` does", first) or what in FIELDS or not (text or inspect.isclass(found)):
+            continue  # the text of the method that it overrides is the one that counts
+        listed = text.partition("Args:\n")[2].partition("\n\n")[0]
+        unlisted = [p for p in parameters if not re.search(rf"(?<!\w)\*{{0,2}}{p}\b", listed)]
+        if not text or (unlisted and (len(parameters) > 1 or listed)):
+            offenders.append(f"{name}.{what}: {', '.join(unlisted) or 'no docstring'}")
+    none(offenders, "public functions, classes and methods whose docstrings lack Args")
+
+
+@pytest.mark.parametrize("name", FOR_AUTHORS)
+def test_examples_for_authors_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    known = {
+        "tdstore": tdstore, "torch": torch, "tmp_path": tmp_path, "open_memory": open_memory,
+        "Read": Read, "Write": Write, "LeafSpec": LeafSpec, "LocalEngine": LocalEngine, "Range": Range, "Store": Store,
+    }  # fmt: skip
+    module = importlib.import_module(name)
+    options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    assert not doctest.testmod(module, extraglobs={**known, **vars(module)}, optionflags=options).failed

@@ -57,7 +57,7 @@ def check(dataset: h5py.Dataset, raw: Raw) -> None:
     """Compute the size of all strings before any is read: a small file could name one of them many times.
 
     Raises:
-        ValueError: more than they can hold.
+        InvalidArgumentError: more than they can hold.
     """
     count, kind, stored = math.prod(dataset.shape), dataset.id.get_type(), dataset.id.get_storage_size()
     if not kind.is_variable_str():

@@ -21,7 +21,7 @@ def parse_size(shape: tuple[Any, ...], named: Any, fill_value: Any) -> tuple[Any
         fill_value: the argument `fill_value=`.
 
     Raises:
-        TypeError: there is no size, or no fill value.
+        InvalidTypeError: there is no size, or no fill value.
     """
     if fill_value is None:
         if len(shape) != (2 if named is None else 1):

@@ -140,7 +140,7 @@ class MemoryMappedTensor(Tensor):
         """Return the absolute name of the file.
 
         Raises:
-            RuntimeError: the tensor is anonymous (made without a file name).
+            InvalidStateError: the tensor is anonymous (made without a file name).
         """
         if self._filename is None:
             raise InvalidStateError("this memory-mapped tensor has no file name: it is anonymous")
@@ -173,7 +173,7 @@ class MemoryMappedTensor(Tensor):
 
         Raises:
             StoreExistsError: the file exists, and `existsok` is False.
-            RuntimeError: the tensor is mapped from another file, and `copy_existing` is False.
+            InvalidStateError: the tensor is mapped from another file, and `copy_existing` is False.
         """
         if not isinstance(input, Tensor):
             raise InvalidTypeError(
@@ -242,7 +242,7 @@ class MemoryMappedTensor(Tensor):
             index: an index of the tensor to return; default: all of it.
 
         Raises:
-            TypeError: not an open file.
+            InvalidTypeError: not an open file.
             CorruptStoreError: not a plain file, or its size is not that of the shape.
 
         Example:
@@ -286,9 +286,9 @@ class MemoryMappedTensor(Tensor):
             handler: not supported; see `from_handler`.
 
         Raises:
-            TypeError: no dtype is known, or a handler was given.
-            ValueError: another device, or a shape of another number of elements.
-            RuntimeError: the storage is not that of the file.
+            InvalidTypeError: no dtype is known, or a handler was given.
+            InvalidArgumentError: another device, or a shape of another number of elements.
+            InvalidStateError: the storage is not that of the file.
         """
         if handler is not None:
             raise InvalidTypeError(
@@ -378,7 +378,7 @@ class MemoryMappedTensor(Tensor):
             existsok: replace an existing file.
 
         Raises:
-            TypeError: no size, or no fill value.
+            InvalidTypeError: no size, or no fill value.
             BatchSizeError: a negative size.
             StoreExistsError: the file exists.
 

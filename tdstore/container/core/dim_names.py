@@ -14,7 +14,7 @@ def as_names(names: Sequence[str | None] | None, ndim: int) -> Names:
     """Check names for `ndim` batch dimensions; all-None becomes None.
 
     Raises:
-        ValueError: wrong number, a repeated name, or something that is not a string.
+        InvalidArgumentError: wrong number, a repeated name, or something that is not a string.
     """
     if names is None:
         return None
@@ -85,7 +85,7 @@ class NamesMixin(OpsBase):
         """Name dimensions that have no name; an ellipsis stands for those to leave as they are.
 
         Raises:
-            RuntimeError: a dimension already has another name.
+            InvalidStateError: a dimension already has another name.
         """
         old = self.names
         wanted: list[Any] = list(names)

@@ -44,7 +44,7 @@ def unravel_key_list(keys: list[Any] | tuple[Any, ...]) -> list[Any]:
     """Apply `unravel_key` to each key of a list or tuple.
 
     Raises:
-        TypeError: neither a list nor a tuple, or an element that is no key.
+        InvalidTypeError: neither a list nor a tuple, or an element that is no key.
     """
     if not isinstance(keys, (list, tuple)):
         raise InvalidTypeError(f"expected a list or tuple of keys, not {keys!r}")

@@ -52,7 +52,7 @@ class TensorAttrs(MetaData):
         """Build an instance from the `data` of another, as it was stored.
 
         Raises:
-            ValueError: it is something else.
+            InvalidArgumentError: it is something else.
         """
         if not isinstance(data, dict) or tuple(data) != FIELDS or not isinstance(data["dtype"], torch.dtype | None):
             raise InvalidArgumentError(f"not the attributes of a tensor: {str(data)[:80]}")

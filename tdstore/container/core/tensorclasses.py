@@ -169,7 +169,7 @@ def unwrap_all(tds: list[Any]) -> tuple[type[Typed] | None, list[Any]]:
     """Unwrap containers, and return the class that they share; return None and the same list if none has one.
 
     Raises:
-        TypeError: of different classes, or only some have one.
+        InvalidTypeError: of different classes, or only some have one.
     """
     if not any(issubclass(kind, Typed) for kind in set(map(type, tds))):
         return None, tds

@@ -44,7 +44,7 @@ class set_printoptions(ContextDecorator):  # noqa: N801  # the name that users k
             line of an entry, by which they are sorted.
 
     Raises:
-        TypeError: an option that does not exist.
+        InvalidTypeError: an option that does not exist.
 
     Example:
         >>> with set_printoptions(verbose=False):

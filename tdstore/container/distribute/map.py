@@ -84,9 +84,9 @@ class MappingMixin(Container):
 
         Raises:
             Exception: what `fn` raised, of its own type.
-            IndexError: there is no dimension `dim`.
-            ValueError: both `chunksize` and `num_chunks`, or a number out of range.
-            TypeError: `fn` or a result cannot be pickled, or is of another type.
+            DimensionError: there is no dimension `dim`.
+            InvalidArgumentError: both `chunksize` and `num_chunks`, or a number out of range.
+            InvalidTypeError: `fn` or a result cannot be pickled, or is of another type.
             WorkerDiedError: a worker was killed.
 
         Example:
@@ -148,11 +148,11 @@ class MappingMixin(Container):
 
         Raises:
             Exception: what `fn` raised, of its own type.
-            IndexError: there is no dimension `dim`.
-            ValueError: both `chunksize` and `num_chunks`, or a number out of range.
-            TypeError: `fn` or a result cannot be pickled.
+            DimensionError: there is no dimension `dim`.
+            InvalidArgumentError: both `chunksize` and `num_chunks`, or a number out of range.
+            InvalidTypeError: `fn` or a result cannot be pickled.
             WorkerDiedError: a worker was killed.
-            RuntimeError: `shuffle` without `index_with_generator`.
+            InvalidStateError: `shuffle` without `index_with_generator`.
 
         Example:
             >>> td = TensorDict({"x": torch.arange(6)}, [6])

@@ -267,7 +267,7 @@ def join(results: list[Any], dim: int, how: Any) -> Container | Tensor | None:
     """Join results by `torch.cat` or `torch.stack`; None when all of them are.
 
     Raises:
-        TypeError: results that are neither TensorDicts nor tensors, or not all of one kind.
+        InvalidTypeError: results that are neither TensorDicts nor tensors, or not all of one kind.
     """
     kinds = {"None" if r is None else "Tensor" if isinstance(r, Tensor) else "TensorDict" for r in results}
     mismatched = next((r for r in results if not isinstance(r, (Tensor, Container, NoneType))), None)
@@ -307,7 +307,7 @@ def write_rows(out: Any, at: tuple[Any, ...], made: Any) -> None:
     """Write `out[at] = made`, in place; every key of the result must exist, with as many rows.
 
     Raises:
-        KeyNotFoundError: `out` lacks a key. ValueError: another number of rows, or not of its kind.
+        KeyNotFoundError: `out` lacks a key. InvalidArgumentError: another number of rows, or not of its kind.
     """
     if isinstance(out, Tensor):
         if not isinstance(made, Tensor) or made.shape != out[at].shape:

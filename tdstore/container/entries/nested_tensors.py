@@ -42,7 +42,7 @@ def padded(parts: list[Tensor], side: str, value: float) -> list[Tensor]:
     """Pad tensors to the longest of each dimension.
 
     Raises:
-        ValueError: no such side. UnevenError: they differ in rank.
+        InvalidArgumentError: no such side. UnevenError: they differ in rank.
     """
     if side not in ("right", "left"):
         raise InvalidArgumentError(f"padding_side is 'right' or 'left', not {side!r}")

@@ -98,7 +98,7 @@ def stack_uninitialized(column: Sequence[Any]) -> Tensor:
     """Stack uninitialized tensors, one of each module.
 
     Raises:
-        RuntimeError: they differ in device or dtype.
+        InvalidStateError: they differ in device or dtype.
     """
     first = column[0]
     if len({(t.device, t.dtype) for t in column}) > 1:

@@ -87,7 +87,7 @@ def assert_close(
 
     Raises:
         AssertionError: an entry differs, in values, shape, dtype or kind; names its key.
-        KeyNotFoundError: keys that only one has. TypeError: no TensorDict.
+        KeyNotFoundError: keys that only one has. InvalidTypeError: no TensorDict.
     """
     if not isinstance(actual, Container) or not isinstance(expected, Container):
         kinds = f"a {type(actual).__name__} and a {type(expected).__name__}"

@@ -427,7 +427,7 @@ def from_dict(
             `batch_dims`.
 
     Raises:
-        ValueError: both `batch_size` and `batch_dims`.
+        InvalidArgumentError: both `batch_size` and `batch_dims`.
     """
     if batch_size is not None and batch_dims is not None:
         raise InvalidArgumentError("give batch_size or batch_dims, not both")

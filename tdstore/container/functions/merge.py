@@ -25,7 +25,7 @@ def merge_tensordicts(*tensordicts: Any, callback_exist: Callback | Mapping[Any,
             such functions does for these keys only.
 
     Raises:
-        RuntimeError: fewer than two TensorDicts.
+        InvalidStateError: fewer than two TensorDicts.
 
     Example:
         >>> a, b = TensorDict({"x": 1, "n": {"y": 1}}), TensorDict({"x": 2, "n": {"z": 2}})

@@ -60,7 +60,7 @@ def pad_sequence(
             each tensor, that are False where it was padded.
 
     Raises:
-        RuntimeError: there are no TensorDicts, or tensors of an entry differ in other dimensions too.
+        InvalidStateError: there are no TensorDicts, or tensors of an entry differ in other dimensions too.
 
     Example:
         >>> pad_sequence([TensorDict({"a": torch.ones(i)}, [i]) for i in (1, 2)])["a"]
@@ -167,7 +167,7 @@ def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
         dim: the new dimension; of a lazy stack, by default its own.
 
     Raises:
-        ValueError: a list without `dim`. RuntimeError: keys or shapes that differ.
+        InvalidArgumentError: a list without `dim`. RuntimeError: keys or shapes that differ.
 
     Example:
         >>> ragged = lazy_stack([TensorDict({"x": torch.ones(n)}) for n in (1, 2)])

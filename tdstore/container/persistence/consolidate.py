@@ -101,7 +101,7 @@ class ConsolidatingMixin(Container):
             metadata: accepted; the description is made when it is needed.
 
         Raises:
-            RuntimeError: `device` with `filename`, or `pin_memory` without an accelerator.
+            InvalidStateError: `device` with `filename`, or `pin_memory` without an accelerator.
             UnsupportedError: a leaf that is sparse, or nested but not jagged.
             UntrustedDataError: with `filename`, a value that is not plain data.
 

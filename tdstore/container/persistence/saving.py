@@ -365,7 +365,7 @@ class SavingMixin(Container):
         Raises:
             UnsupportedError: rows reach other processes as soon as they are written (memory-mapped and shared data), or
                 the backend cannot take back what was written.
-            RuntimeError: a transaction is open already.
+            InvalidStateError: a transaction is open already.
 
         Example:
             >>> td = TensorDict({"a": torch.zeros(3)}, [3]).save("counts.h5", storage="h5")

@@ -170,7 +170,7 @@ def decoded(value_record: Any, batch_size: torch.Size) -> NonTensor:
     """Decode the entry that `value_json` described.
 
     Raises:
-        ValueError: malformed. UntrustedDataError: no installed plugin brings its codec.
+        InvalidArgumentError: malformed. UntrustedDataError: no installed plugin brings its codec.
         UnsupportedError: its store could not read it.
     """
     if isinstance(value_record, Refusal):

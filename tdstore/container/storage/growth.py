@@ -82,10 +82,17 @@ class Entry(NamedTuple):
 
 
 class Growth:
-    """A tree, the rows that come to it (None: none), and the length that it gets.
+    """A new length of the first batch dimension, for all entries of a container at once.
+
+    Creating it checks the rows against every entry and changes nothing. `step_of` makes the change, and its undo.
+
+    Args:
+        root: the container.
+        rows: a container with the rows to add; None to shorten, or to add rows of the fill value.
+        length: the new length.
 
     Raises:
-        KeyNotFoundError, BatchSizeError, TypeError: the rows do not fit; nothing has changed.
+        KeyNotFoundError, BatchSizeError, InvalidTypeError: the rows do not fit.
     """
 
     def __init__(self, root: Any, rows: Any, length: int) -> None:
@@ -114,7 +121,7 @@ class Growth:
         self.stacks: list[Entry] = []
         """Lazy stacks along the dimension that grows: `rows` are their new elements."""
         self.others: list[Growth] = []
-        """The parts below that somebody else owns."""
+        """Growths of the containers below that another owner holds."""
 
     def _walk(self, node: Any, rows: Any, path: Path) -> None:
         node, rows = unwrap(node), unwrap(rows)
@@ -297,7 +304,11 @@ def _relengthened(leaf: Tensor, rows: Tensor | None, length: int, room: Room | N
 
 # -- in a store --------------------------------------------------------------------------------
 class _Plan:
-    """What changes in one store."""
+    """The changes that a `Growth` makes in one store: lengths, new and removed leaves, and records of the header.
+
+    Args:
+        growth: the growth of a container of this store.
+    """
 
     def __init__(self, growth: Growth) -> None:
         handle, _ = growth.binding

@@ -19,7 +19,7 @@ def from_json(record: Any, batch_size: torch.Size) -> NonTensor:
     """Decode the entry that `to_json` described, in a TensorDict of that batch size.
 
     Raises:
-        ValueError: malformed, or a stack that does not fit the batch.
+        InvalidArgumentError: malformed, or a stack that does not fit the batch.
     """
     if not isinstance(record, dict):
         raise InvalidArgumentError("not a value record")

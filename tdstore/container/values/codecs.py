@@ -124,7 +124,7 @@ def register_codec(codec: Codec) -> None:
     A codec of the same name and class takes the place of the one that was there.
 
     Raises:
-        TypeError: its kind is no class. ValueError: another class was registered by that name.
+        InvalidTypeError: its kind is no class. ValueError: another class was registered by that name.
 
     Example:
         >>> from fractions import Fraction

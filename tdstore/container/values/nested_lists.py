@@ -45,7 +45,7 @@ def levels(values: list[Any], ndim: int | None) -> tuple[list[int], list[Any]]:
         ndim: how many levels there are; by default as many as there are lists of one length.
 
     Raises:
-        ValueError: fewer levels of lists of equal length than asked for.
+        InvalidArgumentError: fewer levels of lists of equal length than asked for.
     """
     shape, pool = [len(values)], list(values)
     while ndim is None or len(shape) < ndim:

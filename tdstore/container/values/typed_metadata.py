@@ -29,7 +29,7 @@ def class_for(base: Any, kind: Any) -> type[Any]:
         kind: anything that an annotation may be: a class, a union, `list[int]` (whose elements are not checked).
 
     Raises:
-        TypeError: `base` is such a subclass already.
+        InvalidTypeError: `base` is such a subclass already.
     """
     if base._kind is not None:
         raise InvalidTypeError(f"{base.__name__} has a type already")
@@ -45,7 +45,7 @@ def check(cls: Any, value: Any) -> None:
     """Refuse a value that is not of the kind of a class.
 
     Raises:
-        TypeError: it is of another type.
+        InvalidTypeError: it is of another type.
     """
     (kind,) = cls._kind
     if not _fits(kind, value):

@@ -78,7 +78,7 @@ def decode_rows(pairs: Ints, text: Bytes, base: int = 0) -> list[Any]:
     """Decode the values of offsets `[n, 2]`. `text[0]` is the byte number `base`.
 
     Raises:
-        ValueError: an offset outside of the text, values that overlap, or bytes that are no value.
+        InvalidArgumentError: an offset outside of the text, values that overlap, or bytes that are no value.
     """
     if not len(pairs):
         return []
@@ -153,7 +153,7 @@ def bounds(pairs: Ints) -> tuple[Ints, Ints]:
     """Compute where the bytes of each value begin and end, of whatever kind it is; 0 and 0 where it has none.
 
     Raises:
-        ValueError: the two offsets of a value are of different kinds.
+        InvalidArgumentError: the two offsets of a value are of different kinds.
     """
     begins, ends = pairs[:, 0], pairs[:, 1]
     if len(pairs) and np.minimum.reduce(pairs, None) >= 0 and (ends != begins).all():

@@ -39,7 +39,7 @@ def _text_reads(offsets: Tensor, path: Path, length: int, *, whole: bool) -> _Wa
     """Build the requests for the bytes of some values. Neighbours are merged; no bytes need no request.
 
     Raises:
-        ValueError: an offset reaches beyond a text of that length.
+        InvalidArgumentError: an offset reaches beyond a text of that length.
     """
     found = bounds(offsets.reshape(-1, 2).numpy())
     first, last = found

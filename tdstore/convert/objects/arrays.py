@@ -78,7 +78,8 @@ def from_struct_array(
         batch_size: the batch size; default: the shape of the array.
 
     Raises:
-        TypeError: `struct_array` is not a structured array. ValueError: both `batch_size` and `auto_batch_size`.
+        InvalidTypeError: `struct_array` is not a structured array. InvalidArgumentError: both `batch_size` and
+            `auto_batch_size`.
 
     Example:
         >>> dogs = np.array([("Rex", 9), ("Fido", 3)], dtype=[("name", "U10"), ("age", "i4")])

@@ -61,7 +61,8 @@ def from_any(
         strict: whether to raise an error if the result is not a TensorDict.
 
     Raises:
-        ValueError: both `batch_size` and `auto_batch_size`. TypeError: `strict`, and the result is not a TensorDict.
+        InvalidArgumentError: both `batch_size` and `auto_batch_size`. InvalidTypeError: `strict`, and the result is
+            not a TensorDict.
 
     Example:
         >>> from_any({"a": [1, 2], "n": ({"b": [3.0, 4.0]},)}, auto_batch_size=True)["n", "0"].batch_size
@@ -167,7 +168,7 @@ def from_dict(
         names: the names of the batch dimensions.
 
     Raises:
-        ValueError: both `batch_size` and `auto_batch_size`.
+        InvalidArgumentError: both `batch_size` and `auto_batch_size`.
         BatchSizeError: an entry does not start with the batch size.
 
     Example:
@@ -247,7 +248,7 @@ def from_dataclass(
         batch_size: the batch size; default: `[]`.
 
     Raises:
-        TypeError: `dataclass` is not an instance of a dataclass.
+        InvalidTypeError: `dataclass` is not an instance of a dataclass.
 
     Example:
         >>> import dataclasses
@@ -292,7 +293,7 @@ def from_namedtuple(
         batch_size: the batch size; default: `[]`.
 
     Raises:
-        TypeError: `named_tuple` is neither a named tuple nor a dict.
+        InvalidTypeError: `named_tuple` is neither a named tuple nor a dict.
 
     Example:
         >>> from collections import namedtuple
@@ -326,7 +327,7 @@ def from_tuple(
         batch_size: the batch size; default: `[]`.
 
     Raises:
-        TypeError: `obj` is neither a tuple nor a list.
+        InvalidTypeError: `obj` is neither a tuple nor a list.
 
     Example:
         >>> from_tuple((torch.zeros(2), torch.ones(2)), batch_size=[2])["1"]
@@ -367,7 +368,8 @@ def from_list(
             lazy one.
 
     Raises:
-        RuntimeError: the list is empty, or elements differ with `lazy=False`. TypeError: an element has no entries.
+        InvalidStateError: the list is empty, or elements differ with `lazy=False`. InvalidTypeError: an element has no
+            entries.
 
     Example:
         >>> from_list([{"a": 1}, {"a": 2}])["a"]

@@ -34,7 +34,7 @@ def from_pytree(
         batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
 
     Raises:
-        ValueError: both `batch_size` and `auto_batch_size`.
+        InvalidArgumentError: both `batch_size` and `auto_batch_size`.
 
     Example:
         >>> tree = [torch.zeros(2), {"a": (torch.ones(2),), 5: None}]

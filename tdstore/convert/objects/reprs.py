@@ -26,7 +26,7 @@ def parse_tensor_dict_string(s: str) -> TensorDict:
     Entries that are not tensors are left out.
 
     Raises:
-        ValueError: not the repr of a TensorDict.
+        InvalidArgumentError: not the repr of a TensorDict.
 
     Example:
         >>> td = TensorDict({"a": torch.ones(3, 2), "n": {"b": [1, 2, 3]}}, [3])

@@ -58,7 +58,7 @@ def from_arrow(
         dtype: the dtype of every tensor; default: that of the column.
 
     Raises:
-        ValueError: two columns have one name, or both `batch_size` and `auto_batch_size`.
+        InvalidArgumentError: two columns have one name, or both `batch_size` and `auto_batch_size`.
         UnsupportedError: a column has a type that Arrow itself cannot convert to values.
 
     Example:

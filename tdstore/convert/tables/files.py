@@ -248,7 +248,8 @@ def from_parquet(
         **kwargs: of `pyarrow.parquet.read_table`.
 
     Raises:
-        CorruptStoreError: the file is truncated, or not a parquet file. ValueError: two columns have one name.
+        CorruptStoreError: the file is truncated, or not a parquet file. InvalidArgumentError: two columns have one
+            name.
         OptionError: `location` or `storage` with `auto_batch_size`, `batch_size` or `device`.
 
     Example:

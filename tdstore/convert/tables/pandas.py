@@ -50,7 +50,7 @@ def from_pandas(
         dtype: the dtype of every tensor; default: that of the column.
 
     Raises:
-        ValueError: two columns have one name, or both `batch_size` and `auto_batch_size`.
+        InvalidArgumentError: two columns have one name, or both `batch_size` and `auto_batch_size`.
 
     Example:
         >>> import pandas

@@ -572,7 +572,7 @@ def check_elements(tds: Sequence[Any], dim: int, strict_shape: bool) -> int:
     """Check that elements can be stacked, and return the stack dimension, not negative.
 
     Raises:
-        TypeError: not a TensorDict. BatchSizeError: their batch sizes differ in length (or at all, with
+        InvalidTypeError: not a TensorDict. BatchSizeError: their batch sizes differ in length (or at all, with
             `strict_shape`). DimensionError: no such dimension. ValueError: the names of their dimensions differ.
     """
     for td in tds:
@@ -590,7 +590,7 @@ def check_same_names(tds: Sequence[Any]) -> None:
     """Refuse to stack elements whose dimensions have different names.
 
     Raises:
-        ValueError: they differ.
+        InvalidArgumentError: they differ.
     """
     if any(td._names != tds[0]._names for td in tds):
         shown = " and ".join(str(list(names)) for names in dict.fromkeys(tuple(td.names) for td in tds))

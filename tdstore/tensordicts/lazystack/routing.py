@@ -67,7 +67,7 @@ def route(terms: tuple[Any, ...], dim: int, count: int, ndim: int) -> Route | No
     dimension and others, scalar bools.
 
     Raises:
-        IndexError: too many terms, or no such element. ValueError: a negative step.
+        OutOfRangeError: too many terms, or no such element. InvalidArgumentError: a negative step.
     """
     used = sum(map(dims_used, terms))
     if used > ndim:

@@ -42,7 +42,8 @@ class TensorDict(IndexedTree):
         **kwargs: the entries, where there is no `source`.
 
     Raises:
-        BatchSizeError: an entry does not start with the batch size. ValueError: a source and keywords: a typing error.
+        BatchSizeError: an entry does not start with the batch size. InvalidArgumentError: a source and keywords: a
+            typing error.
 
     Example:
         >>> td = TensorDict({"obs": torch.zeros(3, 4), "next": {"obs": torch.ones(3, 4)}}, batch_size=[3])

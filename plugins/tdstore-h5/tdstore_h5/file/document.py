@@ -56,7 +56,7 @@ def encode_document(document: Document, *, url: str) -> bytes:
     """Encode the text of the attribute, ASCII only.
 
     Raises:
-        ValueError: beyond the limits that a reader accepts.
+        InvalidArgumentError: beyond the limits that a reader accepts.
     """
     records = [
         _Record(

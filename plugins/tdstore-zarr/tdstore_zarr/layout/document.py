@@ -169,7 +169,7 @@ def encode_root(
         generation: its name.
 
     Raises:
-        ValueError: beyond the limits that a reader accepts.
+        InvalidArgumentError: beyond the limits that a reader accepts.
     """
     records = [_record(leaf) for leaf in leaves]
     nodes = _dumps(document.metadata)

@@ -110,7 +110,7 @@ def parse_index(data: memoryview | bytes, leaf: Leaf, size: int) -> np.ndarray[t
     """Parse the index of a shard (checked already): `[n, 2]` start and stop of each inner chunk, -1 where it is absent.
 
     Raises:
-        ValueError: it points outside of the object.
+        InvalidArgumentError: it points outside of the object.
     """
     pairs = np.frombuffer(data, "<u8").reshape(-1, 2)
     absent = (pairs == np.uint64(2**64 - 1)).all(1)
