@@ -63,10 +63,10 @@ class Engine(ABC):
     @property
     @abstractmethod
     def can(self) -> EngineCap:
-        """Abilities of the engine. No request is made: `conditional` asks the server about conditions."""
+        """Abilities of the engine. No request is made: `conditional` probes the server for conditions."""
 
     def conditional(self) -> bool:
-        """Return whether `put` honours its conditions here. May try it out the first time, with a small object."""
+        """Return whether `put` honours its conditions here. The first call may probe it with a small object."""
         return EngineCap.CONDITIONAL in self.can
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Engine(ABC):
         """Return the bytes of each range, in order, fetched concurrently: one round, however many there are.
 
         Ranges are fetched as they are asked for (`tdstore.index.ranges.Batch` merges and splits them); each
-        answer is as long as its range, or `CorruptStoreError` tells that the object ends before.
+        answer is as long as its range; an object that ends before is a `CorruptStoreError`.
         """
 
     @abstractmethod
@@ -96,13 +96,13 @@ class Engine(ABC):
     def pin(self, keys: Sequence[str]) -> list[int]:
         """Return the sizes of objects, fetched at once; later reads of ranges return the versions present now.
 
-        For objects that others may replace while they are read: `CorruptStoreError` tells when that happened.
-        Engines that cannot ask for a version tell the sizes only, as this default does.
+        For objects that others may replace while they are read: a replacement is then a `CorruptStoreError`.
+        Engines that cannot request a version return the sizes only, as this default does.
         """
         return [self.size(key) for key in keys]
 
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
-        """Write a whole object, atomically; returns its new tag, where the medium has tags.
+        """Write a whole object, atomically; returns its new tag, where the storage has tags.
 
         Args:
             key: the object.
@@ -113,7 +113,7 @@ class Engine(ABC):
         Raises:
             ConflictError: the condition does not hold; nothing was written. After an answer was lost
                 the object may be there though this is raised: read it back to know.
-            UnsupportedError: read-only, or a condition where the medium knows none (CONDITIONAL).
+            UnsupportedError: read-only, or a condition where the storage has none (CONDITIONAL).
         """
         raise self.unsupported(EngineCap.WRITE)
 
@@ -123,7 +123,7 @@ class Engine(ABC):
             self.put(key, data)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects; one that is not there is no error."""
+        """Remove objects; a missing one is no error."""
         raise self.unsupported(EngineCap.WRITE)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
@@ -135,7 +135,7 @@ class Engine(ABC):
         return await asyncio.to_thread(self.get_ranges, ranges)
 
     def close(self) -> None:
-        """Let go of connections and files. Twice is fine."""
+        """Release connections and files. A second call does nothing."""
 
     def where(self, key: str) -> str:
         """Return the URL of an object, for messages."""
@@ -170,7 +170,7 @@ def get_and_look(engine: Engine, key: str, limit: int, others: Sequence[str]) ->
         the object, None if there is none, and those of `others` that exist.
 
     Raises:
-        CorruptStoreError: the object is larger than `limit` bytes. StoreError: as the engine says.
+        CorruptStoreError: the object is larger than `limit` bytes. StoreError: of the engine.
 
     Example:
         >>> with LocalEngine(tmp_path) as engine:

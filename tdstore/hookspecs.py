@@ -44,13 +44,13 @@ class Backend:
     summary: str
     """One line for lists of backends."""
     caps: Cap = Cap.NONE
-    """What its stores can do, for lists of backends; a store's own `caps` are what counts."""
+    """Abilities of its stores, for lists of backends; the core uses the `caps` of each store."""
     schemes: tuple[str, ...] = ()
     """URL schemes, in lower case and without `://`."""
     suffixes: tuple[str, ...] = ()
     """Endings of a location, in lower case and with their dot, such as `".h5"`."""
     markers: tuple[str, ...] = ()
-    """Files that betray a directory of this kind, such as `"zarr.json"`."""
+    """Files that identify a directory of this kind, such as `"zarr.json"`."""
     magic: tuple[bytes, ...] = ()
     """First bytes of a file of this kind."""
     install: str = ""
@@ -60,7 +60,7 @@ class Backend:
     what is there, before it calls the opener."""
 
     def __post_init__(self) -> None:
-        """Refuse a declaration that would match nothing, or too much.
+        """Refuse a declaration that could match nothing, or too much.
 
         Raises:
             PluginError: a suffix without its dot or in capitals, a scheme with `://`, or text instead of a tuple.
@@ -106,17 +106,17 @@ def tdstore_backends() -> Iterable[Backend]:  # type: ignore[empty-body]
 
 @hookspec(firstresult=True)
 def tdstore_guess_backend(location: str) -> str | None:
-    """Name the backend when no declaration can tell. Called with local paths and URLs; must not write."""
+    """Name the backend of a location that no declaration matches. Called with local paths and URLs; must not write."""
 
 
 @hookspec
 def tdstore_codecs() -> Iterable[Codec]:  # type: ignore[empty-body]
-    """Teach stores to keep a kind of leaf that is not a tensor."""
+    """Declare codecs: conversions of classes that are not tensors."""
 
 
 @hookspec
 def tdstore_store_opened(store: Store) -> None:
-    """Observe a store that was opened: look, measure, do not touch."""
+    """Observe a store that was opened. Read and measure only; change nothing."""
 
 
 @hookspec(firstresult=True)

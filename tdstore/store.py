@@ -1,7 +1,7 @@
 """The storage protocol: nine methods a backend must write; the rest has working defaults.
 
-A store is an opened place that holds named leaves (arrays) and one small header. It knows
-nothing of batch dimensions, nesting, locks or devices of a TensorDict. See
+A store is an opened place that holds named leaves (arrays) and one small header. Batch dimensions,
+nesting, locks and devices of a TensorDict are not its concern. See
 `docs/reference/storage-protocol.md` for the contract in full and `tdstore.testing` for the
 kit that checks it.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tdstore.tensordicts.redis_names import TensorDictStore as TensorDictStore
 
 _CONTAINERS = frozenset({"LazyStackedTensorDictStore", "TensorDictStore"})
-"""Names that code imports from here. They live above this module, so they are looked up when they are asked for."""
+"""Names that code imports from here. They are defined above this module, so they are looked up on access."""
 
 
 def __getattr__(name: str) -> Any:
@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
 
 
 class Cap(enum.Flag):
-    """Abilities of a store. Declared, never probed: the core asks for nothing that is not declared."""
+    """Abilities of a store. Declared, never probed: the core uses declared abilities only."""
 
     NONE = 0
     WRITE = enum.auto()
@@ -55,7 +55,7 @@ class Cap(enum.Flag):
     RESIZE = enum.auto()
     """`resize` changes the length of the first dimension."""
     VIEW = enum.auto()
-    """`view` gives live tensors: the store is resident."""
+    """`view` returns live tensors: the store is resident."""
     SHARED = enum.auto()
     """Other processes that opened the store see writes."""
     PERSISTENT = enum.auto()
@@ -73,9 +73,9 @@ class Cap(enum.Flag):
 
 
 LIVE = Cap.VIEW | Cap.SHARED
-"""What a store with both gives out reaches the medium by itself: it ends with the last of its tensors."""
+"""Writes to tensors of such a store need no commit; it ends with the last of its tensors."""
 _CHANGES = frozenset({"create", "write", "delete", "rename", "resize", "save_header"})
-"""Methods that change a store: from the first call on, it is closed at the end of the process if nobody did before."""
+"""Methods that change a store: from the first call on, the end of the process closes it where nothing else did."""
 _STRUCTURE = frozenset({"create", "delete", "rename", "resize"})
 
 
@@ -134,7 +134,7 @@ class Store(ABC):
 
     caps: ClassVar[Cap] = Cap.NONE
     url: str
-    """Where this is, for messages; never parsed back."""
+    """The location, for messages; never parsed."""
     writable: bool
     """False in mode "r"."""
     uncommitted: bool = False
@@ -178,7 +178,7 @@ class Store(ABC):
     # -- data: many at a time, so that a wire or a disk can be kept busy --------------------
     @abstractmethod
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        """Make new leaves that read as their fill value, without materialising them in memory.
+        """Create leaves that read as their fill value, without allocating them in memory.
 
         A leaf that is already there is replaced. Unknown `LeafSpec.options` are an `OptionError`.
         """
@@ -200,7 +200,7 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Commit in-place writes and let go of every handle. Twice is fine.
+        """Commit in-place writes and release every handle. A second call does nothing.
 
         What was written into leaves of the last commit is committed. A change of structure (`create`, `delete`,
         `rename`, `resize`) that no `save_header` committed is dropped.
@@ -208,7 +208,7 @@ class Store(ABC):
 
     # -- optional: each default is correct; override for speed or ability --------------------
     async def aread(self, reads: Sequence[Read]) -> list[Tensor]:
-        """Read as `read`, without blocking the event loop. Override when the medium has async I/O of its own."""
+        """Read as `read`, without blocking the event loop. Override where the storage has async I/O of its own."""
         return await asyncio.to_thread(self.read, reads)
 
     def view(self, path: Path) -> Tensor:
@@ -243,7 +243,7 @@ class Store(ABC):
     def discard(self) -> None:
         """Take back every change since the last `save_header`, or since the store was opened (DISCARD).
 
-        Leaves, values and lengths are afterwards as that commit has them, also when the medium refused a change in
+        Leaves, values and lengths are afterwards as that commit has them, also when the storage refused a change in
         its middle. What was written through live tensors (VIEW) stays. So do rows that others see at once and may
         have written since (CONCURRENT_WRITE), unless they were written after the structure began to change.
         """
@@ -253,10 +253,10 @@ class Store(ABC):
         """Make earlier writes visible to other readers. Nothing to do by default."""
 
     def generation(self) -> object:
-        """Return what differs once another process has committed; None where the store cannot tell.
+        """Return a value that differs once another process has committed; None where the store has none.
 
-        Two results that are equal say that nobody else committed between the calls. It is cheap, reads no data, and
-        takes no lock, so that `refresh_` of a TensorDict can ask before it opens a store again.
+        Equal results mean that no other process committed between the calls. It is cheap, reads no data, and
+        takes no lock, so that `refresh_` of a TensorDict can compare it before opening a store again.
         """
         return None
 
@@ -264,12 +264,12 @@ class Store(ABC):
     def alone(self) -> Iterator[bool]:
         """Hold the store exclusively; yields False if another writer has it open (VIEW).
 
-        The default is False, which is always right: what others may have mapped is not moved then.
+        The default is False, which is always safe: memory that others may have mapped is not moved then.
         """
         yield False
 
     def layout(self, path: Path) -> Mapping[str, Any]:
-        """Describe the layout of a leaf on the medium for display: chunks, shards, compression. Reads no data."""
+        """Describe the layout of a leaf on the storage for display: chunks, shards, compression. Reads no data."""
         return {}
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
@@ -293,7 +293,7 @@ class Store(ABC):
         return None
 
     def group_location(self, path: Path) -> str:
-        """Return where a group is, in the form that a user would write; by default the store's url."""
+        """Return the location of a group, in the form that a user would write; by default the store's url."""
         return self.url
 
     def native_group(self, path: Path, owner: object) -> object:
@@ -302,7 +302,7 @@ class Store(ABC):
 
         Args:
             path: of the group.
-            owner: what keeps the store open, to be held as long as the object is in use.
+            owner: an object that keeps the store open; the result must refer to it.
 
         Raises:
             UnsupportedError: this backend has none.
@@ -314,7 +314,7 @@ class Store(ABC):
         )
 
     def nbytes_stored(self) -> int | None:
-        """Return the bytes that the store takes on its medium; None when it cannot tell."""
+        """Return the bytes that the store takes on the storage; None where that is unknown."""
         return None
 
     def unsupported(self, cap: Cap) -> UnsupportedError:

@@ -59,5 +59,5 @@ def tdstore_backends() -> Iterable[Backend]:
 
 @hookimpl
 def tdstore_guess_backend(location: str) -> str | None:
-    """Recognise a zip file that no other backend knows: `tdz` reports what is missing in it."""
+    """Recognise a zip file that no other backend recognises: `tdz` reports its missing parts."""
     return "tdz" if zipfile.is_zipfile(location) else None

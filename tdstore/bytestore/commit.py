@@ -22,7 +22,7 @@ from tdstore.storekit.documents import MAX_FILE_BYTES, NAME
 
 ATTEMPTS = 3
 LONG_UPLOAD = 3600.0
-"""After so many seconds a writer asks, before it commits, whether its objects are all there still."""
+"""After so many seconds a writer checks, before it commits, that all its objects still exist."""
 
 _GENERATION = re.compile(rb'"generation":"([0-9a-f]{32})"')
 
@@ -100,7 +100,7 @@ class Publisher:
         """Refuse to put anything where two writers could not detect one another.
 
         Raises:
-            UnsupportedError: no conditional put, and `single_writer` was not given.
+            UnsupportedError: no conditional put, and `single_writer` is not set.
         """
         if not self.single_writer and not self.engine.conditional():
             raise UnsupportedError(
@@ -153,7 +153,7 @@ class Publisher:
                 self.seen = ManifestState(True, generation, tag)
                 return
             except ConflictError as error:
-                # Perhaps our own put arrived, its answer was lost, and the engine asked again.
+                # Perhaps our own put arrived, its answer was lost, and the engine tried again.
                 now = self.look()
                 if now.generation == generation:
                     self.seen = now

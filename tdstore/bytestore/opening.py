@@ -180,7 +180,7 @@ def _check_options(place: str, mode: str, verify: str | None, object_bytes: int,
 def refuse_foreign_files(root: str, place: str) -> None:
     """Refuse a local path with other contents: a file, or a folder with files and without a manifest.
 
-    Files of a writer that died before its first commit are no obstacle.
+    Files of a writer that ended before its first commit are no obstacle.
 
     Args:
         root: the path.

@@ -67,7 +67,7 @@ class Want:
 
 @dataclass(slots=True)
 class _Parts:
-    """Stored bytes to fetch, part by part: `[start, stop)` of a piece goes to `out[want][at:]`."""
+    """Stored bytes to fetch, part by part: `[start, stop)` of a piece is copied to `out[want][at:]`."""
 
     want: Ints
     piece: Ints

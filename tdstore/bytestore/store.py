@@ -129,7 +129,7 @@ class ByteStore(CheckedStore[Leaf]):
 
         Raises:
             ConflictError: another writer committed since this store was opened.
-            UnsupportedError: the engine knows no conditions, and `single_writer` was not given.
+            UnsupportedError: the engine has no conditional puts, and `single_writer` is not set.
         """
         self._commit(self._view, header)
 
@@ -422,7 +422,7 @@ class ByteStore(CheckedStore[Leaf]):
             lengths = some[:, 1] - some[:, 0]
             out = np.empty(int(lengths.sum()), np.uint8)
             want = Want(path, leaf, some, memoryview(out))  # type: ignore[arg-type]
-            # What cannot be read stays as it is: it must not keep anybody from committing other leaves.
+            # Unreadable leaves stay as they are: they must not prevent a commit of others.
             with suppress(CorruptStoreError):
                 drive(view.fetcher().rounds([want], check=Check.FULL), self.engine.get_ranges)
                 with view.guard:

@@ -38,7 +38,7 @@ OBJECT_BITS = 42
 
 
 def place(number: Ints) -> Ints:
-    """Return where an object begins in the common address space, in which objects lie far apart."""
+    """Return where an object begins in the common address space, in which objects are far apart."""
     return number << OBJECT_BITS
 
 

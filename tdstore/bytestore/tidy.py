@@ -62,7 +62,7 @@ def ranges_to_merge(leaf: Leaf) -> Ints | None:
 
 
 def ranges_to_rewrite(table: Table) -> dict[Path, Ints]:
-    """Return the ranges of leaves that lie in poorly used or in far too many tiny objects."""
+    """Return the ranges of leaves in poorly used or in far too many tiny objects."""
     if not len(table.objects):
         return {}
     size = np.array([o.size for o in table.objects], np.int64)

@@ -26,17 +26,17 @@ from tdstore.storekit.pageadvice import empty
 from tdstore.types import LeafSpec, Path, Read, StoreIndex, path_text
 
 SMALL_LEAF = 256 << 10
-"""Leaves of at most so many bytes are fetched whole and kept: their next row costs nothing."""
+"""Leaves of at most so many bytes are fetched whole and cached: their next row costs nothing."""
 AHEAD = 1 << 20
 """The first read fetches all small leaves and all checksums along, when they are no more than this."""
 WARM_LEAF = 16 << 20
-"""Leaves of at most so many bytes are fetched whole and kept, too, once reading parts of them has cost as much. So
-nothing costs more than twice what it would to who knew before what is read: the rule of who rents skis until he has
-paid for a pair (Karlin, Manasse, Rudolph, Sleator: Competitive snoopy caching, 1988)."""
+"""Leaves of at most so many bytes are fetched whole and cached, too, once reading parts of them has cost as much. So
+reads cost at most twice as much as with the best decision in hindsight: the rule of the ski-rental problem
+(Karlin, Manasse, Rudolph, Sleator: Competitive snoopy caching, 1988)."""
 REQUEST = 8 << 10
-"""A range costs so many bytes more than it has: those that are compared with it, and what lies before the next."""
+"""A range costs so many bytes more than it has: those that are compared with it, and those before the next."""
 CACHE_BYTES = 64 << 20
-"""All leaves that are kept."""
+"""Bytes of all cached leaves."""
 
 
 Found = Callable[[], Sequence[tuple[Leaf, Read]]]
@@ -291,7 +291,7 @@ class _Job:
         self._exact = exact
         self._changes = view._changes
         self.generous = False
-        """A leaf is fetched whole, though not all of it was asked for."""
+        """A leaf is fetched whole, though only a part was requested."""
         self.wants: list[Want] = []
         self._targets: list[_Target] = []
         self._wholes: dict[Path, _Whole] = {}
@@ -312,7 +312,7 @@ class _Job:
         leaves = {read.path: leaf for leaf, read in reads}
         wanted = dict.fromkeys(leaves, 0)
         for (leaf, read), size in zip(reads, sizes, strict=True):
-            wanted[read.path] = min(wanted[read.path] + size, leaf.spec.nbytes)  # rows asked for twice are meant
+            wanted[read.path] = min(wanted[read.path] + size, leaf.spec.nbytes)  # repeated rows are intended
         total, stored = sum(wanted.values()), stored_bytes(leaves.values(), self.view.table.pieces)
         if is_suspect(total, stored):
             path = max(wanted, key=lambda path: wanted[path] - written_bytes(leaves[path].extents))

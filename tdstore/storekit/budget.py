@@ -1,4 +1,4 @@
-"""Memory limits of reads: sizes that a file declares cost its writer nothing.
+"""Memory limits of reads: a file can declare any size.
 
 A few bytes can describe a terabyte of fill value, or one piece that is read again and again. A read that would
 allocate far more than the storage holds is refused, and so is one that is larger than the memory of this machine.

@@ -1,4 +1,4 @@
-"""`CheckedStore`: the checks that the protocol asks of every store, written once."""
+"""`CheckedStore`: the checks that the protocol requires of every store."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NO_LOCK = nullcontext()
 class CheckedStore(Store, Generic[L]):
     """A store whose backend sees checked input only. Derive from it instead of from `Store`.
 
-    The backend fills in `_catalogue` and methods with an underscore; what these are given is checked:
+    The backend fills in `_catalogue` and methods with an underscore; their arguments are checked:
 
     =========================== =================================================================================
     `_catalogue()`              the leaves by path; `_spec(leaf)` is the `LeafSpec` of one, by default `leaf.spec`
@@ -96,7 +96,7 @@ class CheckedStore(Store, Generic[L]):
         return spec
 
     def _typed(self, leaf: L) -> Typed:
-        """Return what tells shape and dtype of a leaf; override where that is cheaper than its spec."""
+        """Return an object with the shape and dtype of a leaf; override where that is cheaper than its spec."""
         return self._spec(leaf)
 
     @abstractmethod
@@ -132,7 +132,7 @@ class CheckedStore(Store, Generic[L]):
         super().discard()
 
     def _close(self) -> None:
-        """Commit rows of committed leaves, and let go of every handle."""
+        """Commit rows of committed leaves, and release every handle."""
 
     @property
     def _forked(self) -> bool:
@@ -298,7 +298,7 @@ class CheckedStore(Store, Generic[L]):
             self._discard()
 
     def close(self) -> None:
-        """Commit rows and let go, as `Store.close` does. A store whose `_close` raises is closed."""
+        """Commit rows and release every handle, as `Store.close` does. A store whose `_close` raises is closed."""
         with self._guard:
             if not self._closed:
                 try:

@@ -227,7 +227,12 @@ def sums_of_file(fd: int, nbytes: int, known: Sums = EMPTY, *, block: int | None
 
 
 def sums_of_part(fd: int, nbytes: int, offset: int) -> Sums:
-    """Compute the checksums of `nbytes` of a file from `offset` on.
+    """Compute the checksums of a part of a file.
+
+    Args:
+        fd: descriptor of the file.
+        nbytes: bytes of the part.
+        offset: its position in the file.
 
     Raises:
         EOFError: the file is shorter.
@@ -239,7 +244,7 @@ def sums_of_part(fd: int, nbytes: int, offset: int) -> Sums:
 
 
 def next_data(fd: int, at: int, nbytes: int) -> tuple[int, int]:
-    """Return start and end of the next extent at or after `at`; all is data where the file system knows no holes.
+    """Return start and end of the next extent at or after `at`; all is data where the file system has no holes.
 
     Args:
         fd: descriptor of the file.

@@ -101,6 +101,7 @@ def leaf_record(
         file: components of the file's path below the root; empty without elements.
         sums: checksums of the data.
         fill: the fill value, as `values.encode_value` returns it.
+        offset: position of the data in a file that holds several leaves; -1 where the leaf has a file of its own.
     """
     crc = base64.b64encode(sums.crc).decode()
     return LeafRecord(path, dtype, shape, nbytes, file, crc, sums.tips, fill, sums.block, offset)

@@ -246,7 +246,7 @@ def write_parts(fd: int, parts: Sequence[memoryview], offset: int) -> None:
 
 
 def append(fd: int, data: bytes) -> None:
-    """Append one record to a file opened with O_APPEND, as `os.write` does, by one call; `OSError` if the disk is full."""
+    """Append one record to a file opened with O_APPEND, as `os.write` does, by one call, or raise an `OSError`."""
     if os.write(fd, data) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -399,7 +399,7 @@ def fsync(fd: int) -> None:
 
 
 def start_writeback(fd: int) -> None:
-    """Ask the kernel to begin writing a file, so that many fsyncs that follow overlap."""
+    """Have the kernel begin writing a file, so that many fsyncs that follow overlap."""
     if _sync_file_range is not None:
         _sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), 2)  # only a hint: fsync reports the errors
 
@@ -533,7 +533,7 @@ def make_parents(folder: str) -> list[str]:
 
 
 def remove_empty(folders: list[str]) -> None:
-    """Remove the folders that `make_parents` made and nothing was put into, and forget them."""
+    """Remove the folders that `make_parents` made and that are still empty, and clear the list."""
     for folder in reversed(folders):
         try:
             os.rmdir(folder)
@@ -559,7 +559,7 @@ def lock(fd: int, *, exclusive: bool, timeout: float, url: str, what: str = "the
 
     Args:
         fd: descriptor of a file or folder.
-        exclusive: whether nobody else may hold a lock; else others may hold shared ones.
+        exclusive: True for an exclusive lock, False for a shared one.
         timeout: seconds to wait.
         url: the location, for messages.
         what: the locked thing, for messages.

@@ -24,7 +24,7 @@ HEAD = 16
 COLUMN_FROM = 256
 """So many values are leaves; fewer are in the header."""
 MOST = 1 << 30
-"""Bytes of strings that are taken into memory when a file of another program is opened."""
+"""Bytes of strings that are read into memory when a file of another program is opened."""
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -1,4 +1,4 @@
-"""Advice to the system about pages of memory: have them at once, or let go of them.
+"""Advice to the system about pages of memory: map them at once, or release them.
 
 Advice may be refused, by an older Linux or another system. Nothing but the time of later accesses depends on it.
 """
@@ -22,7 +22,7 @@ from tdstore.types import StoreIndex
 MANY = 1 << 16
 """Bytes from which on one call of the system costs less than a fault for each page."""
 LARGE = 4 << 20
-"""Bytes from which on new memory is asked for as huge pages, as numpy does: one fault for 2 MiB, not 512."""
+"""Bytes from which on new memory is requested as huge pages, as numpy does: one fault for 2 MiB, not 512."""
 _DONTNEED = getattr(mmap, "MADV_DONTNEED", 4)
 _HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
 _POPULATE_WRITE = 23
@@ -105,7 +105,7 @@ def copy_rows(leaf: Tensor, index: StoreIndex, out: Tensor | None = None) -> Ten
 
 
 def drop_whole_pages(address: int, nbytes: int) -> bool:
-    """Let go of the pages that lie wholly in a range of a mapped file. The file and its cache stay as they are.
+    """Release the pages that are wholly in a range of a mapped file. The file and its cache stay as they are.
 
     Pages of a private mapping that were changed lose their changes.
 

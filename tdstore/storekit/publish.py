@@ -17,11 +17,11 @@ from tdstore.storekit.session import own_sessions
 _TEMP = re.compile(r"\..*\.tdstore-[0-9a-f]{16}(-old)?")
 
 ForeignFiles = Callable[[int], Sequence[str]]
-"""Given the descriptor of a folder: the files in it that do not belong to a store that may be replaced."""
+"""Called with the descriptor of a folder; returns its files that do not belong to a replaceable store."""
 
 
 class Site:
-    """A folder that is built beside its target; the next save at the target removes that of a dead owner.
+    """A folder that is built beside its target; the next save at the target removes one whose owner has ended.
 
     The owner holds an exclusive flock on the temporary folder, which shows that it is alive
     without process ids.
@@ -87,7 +87,7 @@ class Site:
             files.unlock(self.parent)
 
     def _refuse_open_dataset(self, folder: str) -> None:
-        """Refuse a target in a dataset that this process writes: the lock of its folder would be waited for in vain."""
+        """Refuse a target in a dataset that this process writes: waiting for the lock of its folder would never end."""
         info = os.fstat(self.parent)
         if own_sessions((info.st_dev, info.st_ino)):
             raise refusals.inside_open(self.url, folder)
@@ -261,7 +261,7 @@ class Site:
 
 
 def sweep_dead(name: str, parent: int, first: Sequence[str]) -> None:
-    """Remove a temporary folder whose owner is dead.
+    """Remove a temporary folder whose owner has ended.
 
     Args:
         name: the folder.
@@ -271,7 +271,7 @@ def sweep_dead(name: str, parent: int, first: Sequence[str]) -> None:
     try:
         fd = os.open(name, files.SAFE_DIR, dir_fd=parent)
     except OSError:
-        return  # gone meanwhile, or not ours to open
+        return  # removed meanwhile, or no permission to open it
     try:
         if files.try_lock(fd, exclusive=True):
             remove_later(name, parent, first)

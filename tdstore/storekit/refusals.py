@@ -1,7 +1,7 @@
 """Errors of stores: one text for one cause, whichever backend raises it.
 
 Each function makes an error, which the caller raises: `raise refusals.closed(url)`. Messages name the place, and
-hints say what to do.
+hints give the remedy.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def forked(url: str) -> StoreBusyError:
 
 
 def replaced(url: str) -> StoreError:
-    """Create the error for a change of a store whose place this process has saved another one to.
+    """Create the error for a change of a store that a save of this process has replaced.
 
     Example:
         >>> print(replaced("a.h5"))
@@ -92,7 +92,7 @@ def overtaken(url: str, hint: str = "open it again") -> StoreBusyError:
 
     Args:
         url: the location.
-        hint: what to do, where more is known than that.
+        hint: the remedy, where there is a better one.
 
     Example:
         >>> print(overtaken("runs/a.h5"))
@@ -190,7 +190,7 @@ def no_leaf(url: str, path: Path) -> KeyNotFoundError:
 
     Args:
         url: the location.
-        path: that was asked for.
+        path: the requested path.
 
     Example:
         >>> print(no_leaf("runs/a.h5", ("next", "obs")))
@@ -246,7 +246,7 @@ def bad_length(url: str, path: Path, length: int) -> InvalidArgumentError:
     Args:
         url: the location.
         path: the leaf.
-        length: that was asked for.
+        length: the requested length.
 
     Example:
         >>> print(bad_length("a.h5", ("obs",), -1))
@@ -283,7 +283,7 @@ def option_value(url: str, name: str, value: object, allowed: Iterable[object]) 
     Args:
         url: the location.
         name: the option.
-        value: what it was given.
+        value: the value of the caller.
         allowed: what it may be.
 
     Example:
@@ -301,7 +301,7 @@ def wrong_out(
     Args:
         path: the leaf.
         shape, dtype: of `out`.
-        wanted, of: shape and dtype of what is read.
+        wanted, of: shape and dtype of the result.
 
     Example:
         >>> print(wrong_out(("obs",), [2], torch.int64, [3], torch.int64))
@@ -319,7 +319,7 @@ def place_exists(url: str, hint: str = "mode='w' replaces it, mode='r+' changes 
 
     Args:
         url: the location.
-        hint: what to do, where modes are not the way.
+        hint: the remedy, where another mode is none.
 
     Example:
         >>> print(place_exists("a.h5"))
@@ -334,7 +334,7 @@ def not_found(url: str, why: str = "") -> StoreNotFoundError:
 
     Args:
         url: the location.
-        why: what was looked for, as "there is no tdstore.json".
+        why: the missing thing, as "there is no tdstore.json".
 
     Example:
         >>> print(not_found("runs/1", "there is no tdstore.json"))
@@ -379,7 +379,7 @@ def foreign_files(url: str, names: Sequence[str], kind: str) -> StoreExistsError
 
 
 def damaged_place(url: str, why: str) -> StoreExistsError:
-    """Create the error for replacing a dataset so damaged that nobody knows which files are its own.
+    """Create the error for replacing a dataset so damaged that its own files cannot be told from others.
 
     Args:
         url: the location.
@@ -410,11 +410,11 @@ def busy(
 
     Args:
         url: the location.
-        holder: who that is, as "process 12 on host-a".
+        holder: a description of the writer, as "process 12 on host-a".
         waited: seconds, if any.
         why: the purpose of the wait, as "to replace it".
         how: how the holder has it.
-        hint: what to do, where that is not to wait longer.
+        hint: the remedy, where waiting longer is none.
 
     Example:
         >>> print(busy("a.h5", "process 12", 5.0))
@@ -430,7 +430,7 @@ def busy(
 
 
 def inside_open(url: str, folder: str) -> StoreBusyError:
-    """Create the error for a save into a dataset that this process writes, whose lock it would wait for in vain.
+    """Create the error for a save into a dataset that this process writes, whose lock it would never get.
 
     Args:
         url: the location.
@@ -456,8 +456,8 @@ def dirty(
     Args:
         url: the location.
         leaves: that it was writing.
-        writer: who that was.
-        more: what else is known, in brackets after the names.
+        writer: a description of the writer.
+        more: further details, in brackets after the names.
         hint: what to do; by default what `recover="accept"` means.
 
     Example:

@@ -2,7 +2,7 @@
 
 Liveness is a shared flock on the root folder, which ends with its process. The history is in the
 log `tdstore.session`, one JSON line per event, which exists only during a session (or after a
-writer died):
+writer was killed):
 
     {"open": id, "pid": 1, "host": "h"}          a session began
     {"leave": id, "touched": [path, ...] | null} it ended in order; these leaves (null: any) have stale sums
@@ -48,10 +48,10 @@ class Log:
     files: list[FileParts] = field(default_factory=list)
     """Files that a commit meant to add or drop."""
     torn: bool = False
-    """A line is not readable: its writer died, or its disk was full."""
+    """A line is not readable: its writer was killed, or its disk was full."""
 
     def stale(self, path: Path) -> bool:
-        """Check whether the checksums of a leaf may be older than its data, though no writer died."""
+        """Check whether the checksums of a leaf may be older than its data, though no writer was killed."""
         return self.touched_all or path in self.touched
 
 
@@ -171,7 +171,7 @@ class Session:
             if not self._alone():
                 return
             log = read_log(self.root)
-            # A writer that died may have been in the middle of a write: the next opener compares.
+            # A writer that was killed may have been in the middle of a write: the next opener compares.
             if log is not None and not log.opened and not log.torn:
                 seal(log)
                 files.unlink(NAME, self.root)
@@ -232,7 +232,7 @@ class Session:
             for _ in range(3):
                 if files.try_lock(self._lock, exclusive=True):
                     return True
-                time.sleep(0.002)  # a reader may be asking whether anybody is in
+                time.sleep(0.002)  # a reader may be probing for sessions
             return False
         finally:
             if parent >= 0:

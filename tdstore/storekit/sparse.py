@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 64 << 10
-"""Room is taken, and remembered, in pieces of this many bytes."""
+"""Blocks are reserved, and recorded, in pieces of this many bytes."""
 _MANY = 1 << 20
 _UNRESERVED, _RESERVED = b"\0", b"\1"
 
@@ -42,7 +42,7 @@ class Holes:
     def __init__(self, nbytes: int, allocate: Callable[[int, int], None]) -> None:
         self.nbytes = nbytes
         self._allocate = allocate
-        # Memory of a long bytearray is taken as it is touched: a terabyte of holes costs nothing.
+        # Pages of a long bytearray are allocated when touched: a terabyte of holes costs nothing.
         self._chunks = bytearray(-(-nbytes // CHUNK))
         self._left = len(self._chunks)
         self._address = 0
@@ -98,7 +98,7 @@ class Holes:
             length: bytes from each of them.
         """
         if len(starts) > 1 and 0 < length <= CHUNK and self._left:
-            # Each lies in two chunks at most: those that still lack blocks, once each.
+            # Each is in two chunks at most: those that still lack blocks, once each.
             touched = np.unique(np.concatenate([starts, starts + (length - 1)]) // CHUNK)
             touched = touched[np.frombuffer(self._chunks, np.uint8)[touched] == 0]
             starts, length = touched * CHUNK, CHUNK

@@ -11,7 +11,7 @@ from tdstore.storekit.foreign_strings import TEXT
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore_h5.faults import option_error
 
-# Any of these asks for chunked storage.
+# Any of these requires chunked storage.
 CHUNKED = ("chunks", "maxshape", "compression", "shuffle", "fletcher32", "scaleoffset")
 LAYOUT = (
     "layout",
@@ -68,7 +68,7 @@ def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, *, co
     if column:
         defaults = _column_options(path[-1], spec, defaults)
     if "layout" in spec.options and "chunks" not in spec.options:
-        defaults = {**defaults, "chunks": None}  # the leaf's own choice goes over the file's
+        defaults = {**defaults, "chunks": None}  # the option of the leaf takes precedence over that of the file
     merged = {k: v for k, v in {**defaults, **spec.options}.items() if v is not None and v is not False}
     preset = merged.pop("layout", None)
     if preset is not None and preset not in PRESETS:

@@ -20,7 +20,7 @@ class CommittedBytes(io.RawIOBase):
     Args:
         fd: of the file. It is duplicated, and the lock belongs to both.
         url: of the store, for messages.
-        owner: an object that must live as long as HDF5 reads here.
+        owner: an object to hold for as long as HDF5 reads here.
     """
 
     def __init__(self, fd: int, url: str, owner: object) -> None:

@@ -2,7 +2,7 @@
 
 Rows of contiguous leaves are written in place, after the journal beside the file has named these leaves. All
 other changes in place go through HDF5, whose writes wait in memory, and then in the journal, for the commit. So a
-writer that dies leaves the last commit or the next one, except for the rows of leaves that the journal names.
+writer that is killed leaves the last commit or the next one, except for the rows of leaves that the journal names.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Session:
     undo: Undo = field(init=False)
     aside: Aside = field(init=False)
     accepted: bool = False
-    """Whether the file differs from its manifest and was taken as it is: closing makes that good."""
+    """Whether the file differs from its manifest and was accepted as it is: closing writes a new manifest."""
     structure: bool = False
     """Whether leaves were made, removed, renamed or resized since the last commit."""
     pending: bool = False
@@ -315,7 +315,7 @@ class Session:
             dataset = None if leaf.plain else self.dataset(path)
             if dataset is not None and dataset.chunks and (dataset.maxshape[0] or length) >= length:
                 if dataset.shape[0] > old.shape[0]:
-                    dataset.resize(old.shape[0], axis=0)  # rows of a writer that died are not among the new ones
+                    dataset.resize(old.shape[0], axis=0)  # rows of a writer that was killed are not among the new ones
                 dataset.resize(length, axis=0)
                 leaf.spec, leaf.stored = new, dataset.id.get_storage_size()
             else:

@@ -96,7 +96,7 @@ def open_h5(
         recover: "accept" takes a file as it is that a writer left in the middle, or another program changed.
         locking: None locks where the file system can, True insists, False never does.
         lock_timeout: seconds to wait for other processes.
-        trust: "h5" follows links and external storage, and believes declared sizes.
+        trust: "h5" follows links and external storage, and accepts declared sizes without a check.
         libver: bounds of the HDF5 format as in h5py.
         layout: chunks that fit single rows ("random") or long runs of rows ("scan"), for leaves that are chunked
             because of another option. Contiguous leaves, the default, are best at both and stay as they are.
@@ -254,7 +254,7 @@ class H5Store(CheckedStore[Stored]):
 
     def __init__(self, session: Session, mode: Mode, layout: dict[str, Any], arguments: dict[str, Any]) -> None:
         super().__init__(session.url, writable=mode != "r")
-        self._pid = None  # the handle knows its process, and opens the file again in a child
+        self._pid = None  # the handle records its process, and opens the file again in a child
         self._session = session
         self._mode = mode
         self._layout = layout

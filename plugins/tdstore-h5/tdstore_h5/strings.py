@@ -21,7 +21,7 @@ from tdstore_h5.rows.contiguous import Bytes
 
 Raw = Callable[[int, int], "bytes | memoryview | Bytes"]
 BLOCK = 1 << 16
-"""Strings that are taken at a time."""
+"""Strings per batch."""
 _DEFLATE = 1
 _READ = "read it with h5py; td.exclude(...) has the other keys"
 

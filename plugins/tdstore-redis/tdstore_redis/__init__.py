@@ -1,4 +1,4 @@
-"""Redis storage for tdstore, and any server that speaks its protocol: valkey, dragonfly."""
+"""Redis storage for tdstore, and any server with its protocol: valkey, dragonfly."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Wire:
             if name is not None:
                 hello.append(pack(b"CLIENT", b"SETNAME", name))
                 hello.append(pack(b"CLIENT", b"ID"))
-            # The database of a server that answers PING is the one that is asked for: no half-open state.
+            # The database of a server that answers PING is the requested one: no half-open state.
             for reply in self.pipe([*hello, pack(b"PING")]):
                 if isinstance(reply, ServerError):
                     raise reply
@@ -170,7 +170,7 @@ class Wire:
             if at != end:
                 raise Lost("it sent more than was asked for")
         except BaseException:
-            self.close()  # replies that were not read would be taken for those of the next command
+            self.close()  # unread replies would be parsed as those of the next command
             raise
         if error is not None:
             raise error
@@ -213,7 +213,7 @@ class Wire:
                     while (reply := gets()) is not False:
                         replies.append(reply)
         except BaseException:
-            self.close()  # replies that were not read would be taken for those of the next command
+            self.close()  # unread replies would be parsed as those of the next command
             raise
 
     def alive(self) -> bool:

@@ -39,7 +39,7 @@ class Session:
         self.keys = Keys(line.address.name)
         self.document = Document("", arrays={})
         self.base = self.document
-        """The document as the server has it, as far as we know."""
+        """The document of the server, as it was last read."""
         self.published = False
         self.verify_sizes = verify
         self.max_bytes = max_bytes
@@ -55,13 +55,13 @@ class Session:
 
         Raises:
             StoreNotFoundError: no dataset.
-            DirtyStoreError: a writer died (`leaves` names where).
+            DirtyStoreError: a writer was killed (`leaves` names the leaves).
             CorruptStoreError: the manifest is damaged, or blocks are missing or truncated.
         """
         with self.line.errors("opening"):
             document, writers = self.line.idempotent(self._load)
             dead = self.line.idempotent(lambda wire: dead_writers(wire, writers)) if writers else []
-            if dead:  # one that committed and hung up between the two questions did not die
+            if dead:  # a session that committed and disconnected between the two requests was not killed
                 document, writers = self.line.idempotent(self._load)
                 there = {record.session for record in writers}
                 dead = [record for record in dead if record.session in there]
@@ -203,7 +203,7 @@ class Session:
         arrays = {path: array for path, array, _ in every}
         wanted = dict.fromkeys(arrays, 0)
         for path, array, size in every:
-            wanted[path] = min(wanted[path] + size, array.spec.nbytes)  # rows asked for twice are meant
+            wanted[path] = min(wanted[path] + size, array.spec.nbytes)  # repeated rows are intended
         stored = {path: self._stored(path, array) for path, array in arrays.items()}
         total, there = sum(wanted.values()), sum(stored.values())
         if self.max_bytes is None and is_suspect(total, there):

@@ -69,7 +69,7 @@ def open_redis(
     ssl_keyfile: str | None = None,
     ssl_check_hostname: bool = True,
 ) -> Store:
-    """Open a dataset on a redis server, or on one that speaks its protocol.
+    """Open a dataset on a redis server, or on another server with its protocol.
 
     Args:
         location: `redis://[user:password@]host[:port]/db/name` (rediss:// for TLS), or only the name
@@ -80,7 +80,7 @@ def open_redis(
         lock_timeout: seconds to wait for other writers.
         verify: "size" checks the last block of each leaf when opening, "full" reads everything, "none"
             nothing. Reads are always compared with their checksums.
-        recover: "accept" takes leaves as a writer left them that died between two commits.
+        recover: "accept" reads leaves as a writer left them that was killed between two commits.
         block: bytes of a value on the server; leaves are cut into as many as they need.
         max_bytes: refuse a dataset that declares more data than this. Without it a dataset of any size is opened, and
             a read is refused that would allocate over 1 GiB, of which less than a hundredth is stored.

@@ -18,7 +18,7 @@ from tdstore_remote.engines.credentials import missing_credentials
 
 
 class Again(Exception):
-    """A fault that may pass; never leaves the engines. `missing` is a 404, `busy` a server that asks to slow down."""
+    """A transient fault, raised inside of engines only. `missing` is a 404, `busy` a server that limits the rate."""
 
     def __init__(self, reason: str, *, missing: bool = False, busy: bool = False, hint: str | None = None) -> None:
         super().__init__(reason)
@@ -153,7 +153,7 @@ def _endpoint_of(url: str) -> str:
 
 
 def _deepest(text: str) -> str | None:
-    """Return the innermost cause: reqwest says "error sending request", with the cause at the end of its debug text."""
+    """Return the innermost cause: reqwest has it at the end of its debug text, after "error sending request"."""
     for needle, said in (
         ("ConnectionRefused", _REFUSED),
         ("ConnectionReset", "connection reset"),

@@ -40,7 +40,7 @@ def load_fsspec() -> Any:
 
 
 def load_botocore() -> Any | None:
-    """Import `botocore.session`, which knows profiles and the other sources of AWS credentials; None without it."""
+    """Import `botocore.session`, which reads profiles and the other sources of AWS credentials; None without it."""
     try:
         import botocore.session  # type: ignore[import-untyped]
     except ImportError:
@@ -71,7 +71,7 @@ PACKAGES = {
     "oss": "ossfs",
     "hdfs": "pyarrow",
 }
-"""What to install for fsspec to know a scheme."""
+"""The packages that add a scheme to fsspec."""
 
 
 def pip_line(scheme: str) -> str:

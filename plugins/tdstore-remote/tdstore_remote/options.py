@@ -58,7 +58,7 @@ class StorageOptions(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         shown = dict(self) if get_spawning_popen() is not None else without_secrets(self)
-        return OrderedDict, (list(shown.items()),)  # which `torch.load(weights_only=True)` knows; opening dresses it
+        return OrderedDict, (list(shown.items()),)  # which `torch.load(weights_only=True)` accepts; opening wraps it
 
     def __repr__(self) -> str:
         return f"StorageOptions({', '.join(sorted(self))})"

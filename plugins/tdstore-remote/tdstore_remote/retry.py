@@ -21,7 +21,7 @@ SLOWEST = 1 << 20
 FREE = 8 << 20
 """Bytes that the deadline allows for already."""
 MISSING_TRIES = 4
-"""An object that a manifest names may be found a moment later: after about a second it is believed to be gone."""
+"""An object that a manifest names may be found a moment later: after about a second it counts as removed."""
 
 
 class Patience:
@@ -103,7 +103,7 @@ class Patience:
         error = _error(state)
         if error.missing:  # 0.15 + 0.3 + 0.6 s
             return 0.15 * 2.0 ** (state.attempt_number - 1)
-        # obstore does not show Retry-After: a server that asks to slow down gets twice the pause.
+        # obstore does not show Retry-After: a server that requires a lower rate gets twice the pause.
         first = 0.4 if error.busy else 0.2
         return float(tenacity.wait_random_exponential(multiplier=first, max=self.settings.timeout / 6)(state))
 

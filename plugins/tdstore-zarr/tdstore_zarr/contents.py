@@ -82,7 +82,7 @@ class Contents:
         self._following = threading.Lock()
         self._accept = False
         self.accepted = False
-        """Whether the store differs from its manifest and was taken as it is: closing makes that good."""
+        """Whether the store differs from its manifest and was accepted as it is: closing writes a new manifest."""
         self.foreign: Foreign | None = None
         self.reader = Reader(place.engine, self.url, local=place.local)
         self.buffers = Buffers(place.engine, self.reader, buffer_bytes)
@@ -141,7 +141,7 @@ class Contents:
             self.root = without_log(self.root)
 
     def _redo(self) -> None:
-        """Finish the commit of a dead writer."""
+        """Finish the commit of a writer that ended."""
         self.place.take()
         try:
             self._settle_log()
@@ -184,7 +184,7 @@ class Contents:
         """Read the root again if another writer committed since; returns whether it did.
 
         Args:
-            ask: whether to check where that costs a request.
+            ask: whether to check even where a check costs a request.
         """
         with self._following:
             if self.place.changed() is None and not (ask and self.place.stale()):
@@ -247,7 +247,7 @@ class Contents:
         return CorruptStoreError(f"{self.url}: the metadata in its {NAME} is nested too deep", url=self.url)
 
     def _judge(self, mark: Mark, accept: bool) -> None:
-        """Judge the marker of a writer that died during a change of chunks in place: accept chunks as committed."""
+        """Judge the marker of a writer that ended during a change of chunks in place: accept chunks as committed."""
         named = [path for path in map(tuple, mark.leaves) if path in self.leaves]
         if accept:
             self.accepted = True
@@ -325,7 +325,7 @@ class Contents:
             leaf = self.leaves.get(read.path)
             if leaf is not None and read.out is None:
                 size = math.prod(index_shape(self.shape(leaf), read.index)) * leaf.meta.itemsize
-                # (Rows that are asked for twice are meant.)
+                # (Repeated rows are intended.)
                 wanted[read.path] = min(wanted.get(read.path, 0) + size, leaf.spec.nbytes)
         if sum(wanted.values()) <= SUSPECT_BYTES:
             return

@@ -55,7 +55,7 @@ class Foreign:
             for entry in engine.list():
                 sizes[entry.key] = entry.size
         if not document.consolidated or (self.place.local and sizes is not None):
-            # Who adds an array with zarr-python leaves the consolidated metadata stale. Looking is cheap here.
+            # An array added with zarr-python leaves the consolidated metadata stale. A check is cheap here.
             if sizes is None:
                 raise self.place.needs_list() or StoreNotFoundError(f"{self.url} cannot be listed", url=self.url)
             document.metadata = self._nodes(engine, sizes)
@@ -131,7 +131,7 @@ class Foreign:
             )
 
     def header(self, read: Callable[[Leaf], Any]) -> Header:
-        """Build a header: keys as the store lists them, batch sizes where the tensordict package recorded them."""
+        """Build a header: keys in the order of the store, batch sizes where the tensordict package recorded them."""
         keys: dict[Path, dict[str, None]] = {(): {}}
         for path in [*self.document.groups, *self.document.leaves, *self.values, *self.strings]:
             for depth in range(len(path)):
@@ -214,7 +214,7 @@ def _by_node(sizes: dict[str, int], nodes: Iterable[str]) -> dict[str, dict[str,
 
 
 def relist(engine: Engine, leaf: Leaf) -> None:
-    """Replace a leaf's objects by those on the storage, whatever the manifest says."""
+    """Replace a leaf's objects by those on the storage, without regard to the manifest."""
     start = f"{leaf.node}/"
     leaf.objects.clear()
     for entry in engine.list(start):

@@ -88,7 +88,7 @@ def open_zarr(
         verify: "size" compares sizes with the manifest (over a network, or if there are more than 20,000 objects, as
             they are read), "full" all checksums and metadata too, "none" neither.
         recover: "accept" takes a store as it is that a writer left in the middle, or another program changed.
-        trust: "zarr" believes declared sizes, and lets zarr-python apply any installed codec.
+        trust: "zarr" accepts declared sizes without a check, and lets zarr-python apply any installed codec.
         lock_timeout: seconds to wait for other writers.
         buffer_bytes: writes wait in memory for the rest of their shard, up to so many bytes and one shard; less
             memory is more rewriting of shards where rows come in no order.
@@ -320,7 +320,7 @@ class ZarrStore(CheckedStore[Stored]):
         self._lock: threading.RLock = threading.RLock()
         self.after_commit: Callable[[], None] | None = None
         """Called once, after the first commit."""
-        # What is being built, and the claim on a place, are taken away also when nothing was ever written.
+        # The unpublished objects, and the claim on a place, are removed also when nothing was ever written.
         self._ending = None if session.place.published else Ending(self, session.close, self.url)
         layouts.check_names(layout, self.url)
 

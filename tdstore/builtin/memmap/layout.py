@@ -75,7 +75,7 @@ class LeafFile:
     sparse: bool
     """Whether its file had holes when it was opened."""
     changed: int
-    """When its file was last written, in ns since 1970, as it was opened for writing; 0 if that would not tell."""
+    """When its file was last written, in ns since 1970, as it was opened for writing; 0 if that is not significant."""
     fd: int
     probe: Tensor | None
     """The mapped tensor; shares its version counter with what was handed out."""
@@ -83,9 +83,9 @@ class LeafFile:
     handed: bool
     """A view was handed out: data may change unseen."""
     grown: bool
-    """Its file is longer than the manifest says, until the next commit."""
+    """Its file is longer than in the manifest, until the next commit."""
     floor: int
-    """While it is: how many bytes the manifest says."""
+    """While it is: its bytes in the manifest."""
     unsynced: bool
     unmade: bool
     """Its file is made with the first bytes, or at the commit."""

@@ -78,7 +78,7 @@ class MemmapLeaves(ResidentStore[LeafFile]):
         self._writer = LeafWriter(self._hold)
         # Tensors hold the lease, so that a session lasts as long as anything can be written through it.
         self._lease = Lease()
-        # A reader has nothing to commit, and only lets go of descriptors.
+        # A reader has nothing to commit, and only releases descriptors.
         self._end: Callable[[], object] = (
             Ending(self._lease, self._hold.end, self.url)
             if self.writable

@@ -50,11 +50,11 @@ class SessionState:
 
     log: Log | None
     live: bool
-    """Somebody is writing right now: data moves under the sums."""
+    """Another session is writing: data changes while checksums are compared."""
 
     @property
     def crashed(self) -> bool:
-        """Check whether a writer died: every leaf must be compared."""
+        """Check whether a writer was killed: every leaf must be compared."""
         return self.log is not None and not self.live and bool(self.log.opened or self.log.torn)
 
     def skips(self, leaf: LeafFile) -> bool:
@@ -112,8 +112,8 @@ def check_and_map(
 ) -> Pack | None:
     """Check every file against its declaration, and map those that pass.
 
-    Leaves whose checksums are not to be trusted (`accept`) end with `sums` None. Returns the file of packed leaves,
-    if there is one; these have no tensors until one is asked for.
+    Leaves whose checksums may be stale (`accept`) end with `sums` None. Returns the file of packed leaves,
+    if there is one; these have no tensors until one is requested.
 
     Args:
         root: descriptor of the folder.
@@ -126,7 +126,7 @@ def check_and_map(
 
     Raises:
         CorruptStoreError: missing, short, too long, not a plain file, shared by two leaves, other bytes.
-        DirtyStoreError: a writer died, and these leaves are not as they were committed.
+        DirtyStoreError: a writer was killed, and these leaves differ from the last commit.
     """
     dirty: list[tuple[LeafFile, str]] = []
     whole = whole_compare_limit(contents.leaves)
@@ -274,7 +274,7 @@ def _compare(
 ) -> str | None:
     """Return how the file differs from the commit, or None; leaves of up to `whole` bytes are compared whole."""
     size = info.st_size
-    # A session that grows a leaf lengthens its file before the manifest says so.
+    # A session that grows a leaf lengthens its file before the manifest is written.
     if size < leaf.nbytes or (size > leaf.nbytes and now.log is None):
         return f"leaf {path_text(leaf.path)} has {size} bytes, expected {leaf.nbytes}"
     if leaf.sums is None or now.skips(leaf):

@@ -14,7 +14,7 @@ from tdstore.storekit.publish import Site
 from tdstore.storekit.session import FileParts
 
 FIRST = (META, documents.NAME)
-"""What tells that a folder is a dataset."""
+"""Files that mark a folder as a dataset."""
 
 
 def build_site(location: str, *, timeout: float) -> Site:

@@ -28,7 +28,7 @@ _ANONYMOUS = re.compile(r"\.tdstore-anon-[0-9a-f]{16}")
 
 
 class Hold:
-    """Descriptors and locks of one store; `end` is called once, by the store or after it and its tensors are gone."""
+    """Descriptors and locks of one store; `end` is called once, by the store or after the last of its tensors."""
 
     def __init__(self, url: str, *, sync: bool) -> None:
         self.url = url
@@ -62,7 +62,7 @@ class Hold:
             name = f".tdstore-anon-{secrets.token_hex(8)}"
             files.make_dir(name, parent, 0o700)
             self.root = os.open(name, files.SAFE_DIR, dir_fd=parent)
-            # Another process that removes remains may have come between: the folder is gone, or locked.
+            # Another process that removes remains may have come between: the folder was removed, or is locked.
             if files.try_lock(self.root, exclusive=True) and os.fstat(self.root).st_nlink:
                 break
             os.close(self.root)
@@ -148,7 +148,7 @@ class Hold:
                 try:
                     files.unlink_if_there(file[-1], tree.folder(file[:-1]))
                 except OSError:
-                    continue  # its folder is gone too
+                    continue  # its folder was removed too
 
     def reset(self) -> None:
         """Release a folder that was replaced by another one meanwhile."""
@@ -218,7 +218,7 @@ class Hold:
                 if leaf.temp is not None:
                     files.unlink_if_there(leaf.temp, self.root)
         if any(leaf.grown for leaf in self.files.values()):
-            # Longer than the manifest says, and perhaps still mapped: cutting it could kill a reader of ours.
+            # Longer than in the manifest, and perhaps still mapped: truncation could end a reader of ours with SIGBUS.
             # Left as after a crash, the next writer compares and cuts.
             own.drop()
             return
@@ -244,7 +244,7 @@ class Hold:
         try:
             fd = tree.open(record.file)
         except OSError:
-            return record  # gone or replaced: the next opener compares with the old record
+            return record  # removed or replaced: the next opener compares with the old record
         try:
             if record.offset >= 0:
                 sums = sums_of_part(fd, record.nbytes, record.offset)

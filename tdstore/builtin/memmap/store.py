@@ -82,7 +82,7 @@ def open_memmap(
     Raises:
         StoreNotFoundError, StoreExistsError: by mode.
         CorruptStoreError: differs from the commit.
-        DirtyStoreError: a writer died.
+        DirtyStoreError: a writer was killed.
         StoreBusyError: another process holds it.
         StoreIOError: the storage failed.
     """

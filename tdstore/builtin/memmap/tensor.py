@@ -277,7 +277,7 @@ class MemoryMappedTensor(Tensor):
         """Use a storage on the CPU, of a file or of memory, as the memory of a tensor. Nothing is copied.
 
         Args:
-            storage: an `UntypedStorage`, or a typed one, which knows its dtype.
+            storage: an `UntypedStorage`, or a typed one, which has a dtype.
             shape: shape of all of its elements; by default one dimension. Or shapes as in `from_filename`.
             dtype: the dtype of its elements; by default that of a typed storage.
             device: the CPU, or None.

@@ -324,7 +324,7 @@ class LeafWriter:
                     before = None
                 done.append((leaf, leaf.temp, before))
                 files.rename(leaf.temp, root, leaf.file[-1], parent)
-                # Renaming onto another name of the same file does nothing and says it went well.
+                # Renaming onto another name of the same file does nothing and reports success.
                 files.unlink_if_there(leaf.temp, root)
                 leaf.temp = None
         return done
@@ -461,7 +461,7 @@ class LeafWriter:
     def _write_whole(self, leaf: LeafFile, value: Tensor) -> None:
         fd = self.fd(leaf)
         leaf.changes_from(0)
-        # A leaf that others can see is summed when their writing ends; one that is only ours, now and once.
+        # The checksum of a shared leaf is computed when other writers have ended, that of a private one now.
         ours = leaf.probe is None and (self._hold.building or leaf.temp is not None)
         summer = Summer(leaf.nbytes)
         at = 0

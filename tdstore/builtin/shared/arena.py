@@ -127,7 +127,7 @@ class Arena:
             try:
                 yield
             finally:
-                # Said aloud: a fork at this moment would keep the description, and with it the lock.
+                # Unlocked explicitly: a fork at this moment would keep the open file, and with it the lock.
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, 0, 1, 0))
         finally:
             os.close(fd)

@@ -93,7 +93,7 @@ def encode_catalogue(entries: Mapping[Path, Entry], header: Header, *, url: str)
 
 @lru_cache(64)
 def decode_catalogue(data: bytes, *, start: int, size: int, url: str) -> tuple[Mapping[Path, Entry], Header, int]:
-    """Parse and check a catalogue: every leaf lies, alone, between `start` and `size` of the arena.
+    """Parse and check a catalogue: every leaf is between `start` and `size` of the arena, and none overlap.
 
     Cached, since the batches of a stream differ in their data only.
 

@@ -1,7 +1,7 @@
 """Files of named stores: creation, publication, lookup, removal, and clean-up after dead owners.
 
 A store is `tds_<boot>_<pid>_<start>_<n>` until its first commit, then `tds.<uid>.<name>`. Its owner, the
-process that made it, holds a flock on the file as long as it lives; no other sign is as reliable.
+process that made it, holds a flock on the file until it ends; no other sign is as reliable.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ def publish(inode: Inode, private: str, path: str, *, replace: bool, url: str, t
         inode: the inode of the private file.
         private: its name.
         path: its public name.
-        replace: replace a store whose owner lives.
+        replace: replace a store whose owner is running.
         url: the location, for messages.
         timeout: seconds to wait for the lock of the folder.
 
     Raises:
-        StoreExistsError: the name is taken, its owner lives, and `replace` is false.
+        StoreExistsError: the name is in use, its owner is running, and `replace` is False.
         StoreNotFoundError: the private file was removed.
     """
     with _folder_locked(os.path.dirname(path), url, timeout):
@@ -121,13 +121,13 @@ def publish(inode: Inode, private: str, path: str, *, replace: bool, url: str, t
         with io_errors(url, "publishing"):
             os.rename(private, path)
         if there is not None:
-            _disown(there)  # its file is gone: only mappings are left
+            _disown(there)  # its file was removed: only mappings are left
         if inode in _owned:
             _owned[inode].path = path
 
 
 def open_public(path: str, *, write: bool, url: str) -> int:
-    """Open a published store whose owner lives.
+    """Open a published store whose owner is running.
 
     Raises:
         StoreNotFoundError: none of that name, or its owner ended.
@@ -158,7 +158,7 @@ def open_public(path: str, *, write: bool, url: str) -> int:
 
 
 def is_there(path: str) -> bool:
-    """Check whether a published store exists and its owner lives."""
+    """Check whether a published store exists and its owner is running."""
     return _stat(path) is not None and not _is_left_over(path)
 
 
@@ -203,12 +203,12 @@ def _is_left_over(path: str) -> bool:
     try:
         fd = os.open(path, os.O_RDONLY | SAFE)
     except OSError:
-        return False  # gone by now, or nothing of ours
+        return False  # removed meanwhile, or not a file of ours
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or not _lock_is_free(fd):
             return False
-        # Free, yet its owner lives: it is about to take the lock.
+        # Free, yet its owner is running: it is about to take the lock.
         if match := _PRIVATE.fullmatch(os.path.basename(path)):
             boot, pid, start = match.groups()
             return boot != boot_id().hex()[:8] or not alive(Process(int(pid), int(start), this_process().namespace))

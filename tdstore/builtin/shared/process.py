@@ -1,4 +1,4 @@
-"""Identity of processes, to tell the remains of a dead process from the memory of a live one."""
+"""Identity of processes, which distinguishes the remains of one that ended from the memory of a running one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def boot_id() -> bytes:
 
 @lru_cache(1)
 def _identify(pid: int) -> Process:
-    # Keyed by pid: after a fork the child asks again.
+    # Keyed by pid: after a fork the child looks it up again.
     found = _stat(pid)
     if found is None:
         raise UnsupportedError(

@@ -1,7 +1,7 @@
 """The `shared` backend: leaves in one file of shared memory, seen by every process that has it open.
 
 Anonymous stores reach other processes by fork, or as arguments and queue items of
-`multiprocessing`; named ones (`shm://name`) by name, from anywhere, while their owner lives.
+`multiprocessing`; named ones (`shm://name`) by name, from anywhere, while their owner is running.
 See `docs/reference/shared-memory.md`.
 """
 
@@ -349,7 +349,7 @@ class SharedStore(TensorStore):
     def share_handle(self) -> SharedHandle:
         """Return a handle to send to another process: a few words, whatever the size of the store.
 
-        It goes wherever `multiprocessing` pickles (queues, pipes, arguments of a process, also of
+        It works wherever `multiprocessing` pickles (queues, pipes, arguments of a process, also of
         `torch.multiprocessing`); that of a named store can be pickled anywhere.
         """
         self._check_open()

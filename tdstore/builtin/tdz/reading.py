@@ -1,4 +1,4 @@
-"""Reading of `.tdz` archives: zip files whose entries are the files of a memmap directory. No entry is trusted."""
+"""Reading of `.tdz` archives: zip files whose entries are the files of a memmap directory. Every entry is checked."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def zip_errors(url: str) -> Iterator[None]:
     except _UNSOUND as error:
         raise CorruptStoreError(f"{url} is not a sound archive: {error}", url=url) from error
     except OSError as error:
-        if error.errno is not None:  # else bzip2 says so of its data
+        if error.errno is not None:  # else bzip2 reports its data
             raise
         raise CorruptStoreError(f"{url} is not a sound archive: {error}", url=url) from error
 
@@ -146,7 +146,7 @@ def read_listing(fd: int, url: str) -> Listing:
     """List all entries, each a plain file below the root whose bytes are its own.
 
     Raises:
-        CorruptStoreError: not a zip, or one whose entries overlap, lie outside, are links or climb out of their folder.
+        CorruptStoreError: not a zip, or one whose entries overlap, are outside, are links or leave their folder.
     """
     with as_zip(fd, url) as archive:
         infos, end = archive.infolist(), archive.start_dir

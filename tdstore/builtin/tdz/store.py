@@ -370,7 +370,7 @@ class TdzStore(TdzLeaves):
                 os.close(fd)
 
     def _take_sums(self, fd: int, leaves: Sequence[LeafEntry]) -> None:
-        """Compute the checksums of leaves as they lie in a file."""
+        """Compute the checksums of leaves in a file."""
         for leaf in leaves:
             if leaf.info is not None:
                 leaf.crc, leaf.sums = sums_of_range(fd, leaf.start, leaf.nbytes)

@@ -30,7 +30,7 @@ _ZIP64 = 20
 CRC_AT = 14
 """Where the CRC-32 is in a local header."""
 DESCRIPTOR = 0x8
-"""Of the flags of an entry whose CRC-32 stands behind its data instead, where no reader looks."""
+"""Of the flags of an entry whose CRC-32 stands behind its data instead, which no reader checks."""
 
 
 def new_info(name: str, nbytes: int, at: int) -> tuple[zipfile.ZipInfo, int]:
@@ -72,7 +72,7 @@ def _remove_if_left(name: str, folder: int) -> None:
     try:
         fd = files.open_plain(name, folder)
     except OSError:
-        return  # gone meanwhile, or not ours
+        return  # removed meanwhile, or not ours
     try:
         if files.try_lock(fd, exclusive=True):
             files.unlink_if_there(name, folder)

@@ -1,4 +1,4 @@
-"""Creation of datasets: contiguous and allocated at once unless the options ask for chunks."""
+"""Creation of datasets: contiguous and allocated at once unless the options require chunks."""
 
 from __future__ import annotations
 

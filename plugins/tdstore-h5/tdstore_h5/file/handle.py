@@ -64,7 +64,7 @@ class Handle:
         self._file: h5py.File | None = None
         self.guard = threading.RLock()
         """Held during use of the h5py handle, which is reopened before the first change, and after some commits."""
-        self._close = os.close  # for `__del__`, when this module may be gone
+        self._close = os.close  # for `__del__`, which may run after this module was unloaded
         _LIVE.add(self)
 
     @property
@@ -88,7 +88,7 @@ class Handle:
         """Open with h5py, and check that it is the file whose lock we hold."""
         access = _access(libver, self.url)
         if self.alone or self.locking is not None:
-            # A writer's lock would exclude ourselves. A reader's goes with ours, and must be asked for
+            # A writer's lock would exclude ourselves. A reader's goes with ours, and must be requested
             # as other users of h5py in this process do, or HDF5 refuses to open one file twice.
             access.set_file_locking(False, True)
         if self._opened(os.fsencode(path), mode, access):

@@ -1,7 +1,7 @@
 """The journal of a file: a second file beside it, with the leaves that a writer changes in place, and the next commit.
 
 It is a sequence of records, each with a checksum. A commit is written here whole, and reaches the file only after its
-last record is on the storage: a writer that dies before leaves the last commit, and one that dies after leaves a
+last record is on the storage: a writer that ends before leaves the last commit, and one that ends after leaves a
 journal that the next opener applies. Rows of contiguous leaves are written in place, past the journal; it names those
 leaves.
 """
@@ -27,7 +27,7 @@ from tdstore.storekit import files
 from tdstore.types import Path
 
 PROBE = 4096
-"""Bytes of one extent by which a journal knows its file again."""
+"""Bytes of one extent by which a journal identifies its file."""
 MOST_PROBES = 32
 BLOCK = 4 << 20
 """Bytes that are copied at a time."""
@@ -313,7 +313,7 @@ def _parse(fd: int, size: int) -> Found:
         kind, crc, start, count = _RECORD.unpack(read_exact(fd, at, _RECORD.size).tobytes())
         body = at + _RECORD.size
         if count > size - body or _crc(fd, kind, start, body, count) != crc:
-            break  # the writer died here
+            break  # the writer ended here
         at = body + count
         if kind == _DATA:
             found.extents.append((start, body, count))

@@ -131,7 +131,7 @@ def _link(temp: str, path: str, url: str) -> None:
 
 
 def sweep(folder: str, prefix: str) -> None:
-    """Remove temporary files whose writer is dead. The caller holds the folder's lock."""
+    """Remove temporary files whose writer has ended. The caller holds the folder's lock."""
     for name in os.listdir(folder):
         if not name.startswith(prefix):
             continue
@@ -139,7 +139,7 @@ def sweep(folder: str, prefix: str) -> None:
         try:
             fd = os.open(temp, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
-            continue  # gone, or not a file of ours
+            continue  # removed meanwhile, or not a file of ours
         try:
             if files.try_lock(fd, exclusive=True):
                 os.unlink(temp)

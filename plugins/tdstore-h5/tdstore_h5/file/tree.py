@@ -37,7 +37,7 @@ class Leaf:
     offset: int | None
     """The offset of its bytes in the file, if they are plain native bytes."""
     plain: bool
-    """Contiguous and of native type: `offset` is all there is to know (None: not allocated yet)."""
+    """Contiguous and of native type: `offset` describes all of it (None: not allocated yet)."""
     stored: int = 0
     """Bytes that the dataset takes on the storage."""
     committed: Path | None = None
@@ -59,7 +59,7 @@ class Contents:
     """Datasets that repeat strings of the header, for other programs."""
 
     def forget(self, path: Path) -> None:
-        """Forget a group without leaves, or a copy, that is removed from the file, and everything below it."""
+        """Drop the records of a removed group without leaves, or a removed copy, and of everything below it."""
 
         def gone(place: Path) -> bool:
             return place[: len(path)] == path
@@ -229,7 +229,7 @@ def check_believable(found: Contents, url: str) -> None:
 
 
 def changed(leaves: Mapping[Path, Leaf], specs: Mapping[Path, LeafSpec]) -> set[Path]:
-    """Return the leaves whose shape or dtype is not that of the manifest, and those that one of both lacks."""
+    """Return the leaves whose shape or dtype differs from the manifest, and those missing on either side."""
     found = specs.keys() - leaves.keys()
     for path, leaf in leaves.items():
         known = specs.get(path)

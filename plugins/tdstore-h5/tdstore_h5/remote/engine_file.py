@@ -128,7 +128,7 @@ class EngineFile(io.RawIOBase):
         for some in ranges:
             if len(some):
                 if int(some[:, 1].max()) > self.size:
-                    self.read_at(0, int(some[:, 1].max()))  # says that the file was cut short
+                    self.read_at(0, int(some[:, 1].max()))  # raises the error for a truncated file
                 batch.want(self.key, some)
         batch.fetch(lambda asked: self.engine.get_ranges([Range(*r) for r in asked]))
         return batch

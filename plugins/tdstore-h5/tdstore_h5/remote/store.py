@@ -144,7 +144,7 @@ class RemoteH5Store(CheckedStore[Leaf]):
             check_believable(self._contents, self.url)
         for leaf in leaves.values():
             if leaf.offset is not None and leaf.offset + leaf.spec.nbytes > self._source.size:
-                self._source.read_at(0, leaf.offset + leaf.spec.nbytes)  # says that the file was cut short
+                self._source.read_at(0, leaf.offset + leaf.spec.nbytes)  # raises the error for a truncated file
         if accept:
             return
         if self._mark:

@@ -149,7 +149,7 @@ class Sums:
         self.leaves[path] = sums
 
     def drop(self, path: Path) -> None:
-        """Forget a leaf."""
+        """Drop the checksums of a leaf."""
         self.leaves.pop(path, None)
         self._stale.pop(path, None)
         self._fine.pop(path, None)
@@ -228,7 +228,7 @@ class Sums:
         except StoreError:
             if not broken():
                 raise
-            if len(grains) > 1:  # one alone keeps its old checksum, and reading it says so
+            if len(grains) > 1:  # one alone keeps its old checksum, and reading it raises the error
                 half = len(grains) // 2
                 yield from self._readable(sums, path, spec, grains[:half], read, broken)
                 yield from self._readable(sums, path, spec, grains[half:], read, broken)
@@ -256,7 +256,7 @@ class Sums:
         return path in self.leaves and path not in self._all_fine
 
     def is_seen(self, path: Path, start: int, stop: int) -> bool:
-        """Check whether all grains of some bytes were compared; False also where that takes longer to tell."""
+        """Check whether all grains of some bytes were compared; False also where finding out would take long."""
         fine = self._fine.get(path)
         if fine is None:
             return False

@@ -1,7 +1,7 @@
 """Contiguous datasets as plain bytes of the file: reads through a mapping, writes by `pwrite`, without h5py.
 
 HDF5 caches nothing of a contiguous dataset that it does not read or write itself, and we never
-let it: so a mapping of the file, other processes and a later h5py all see the same bytes.
+let it: so a mapping of the file, other processes and a later h5py all read the same bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GAP = 4096
 PIECE = 1 << 20
 """Bytes of a long stretch that are read at once: they are in the processor's cache when they are compared."""
 Arrived = Callable[[Bytes, int], None]
-"""Is given the memory for a stretch, and how many of its bytes are there."""
+"""Called with the memory of a byte range, and the number of its bytes that were read."""
 LONG = 8 << 20
 """Stretches from here on are read without the mapping."""
 SHORT = 64 << 10
@@ -248,7 +248,7 @@ class RawFile:
         if out is not None and not (tuple(out.shape) == shape and out.dtype == spec.dtype and out.is_contiguous()):
             return None
         if out is not None and (out.is_conj() or out.is_neg()):
-            return None  # numpy would be given a copy to fill
+            return None  # numpy would fill a copy
         starts, _ = blocks_of(spec.shape, index)
         value = empty(shape, spec.dtype) if out is None else out
         buffer = to_numpy(value).reshape(-1).view(np.uint8)
@@ -291,7 +291,7 @@ class RawFile:
             got += n
 
     def is_hole(self, offset: int, size: int) -> bool:
-        """Check whether the file system knows that these bytes were never written."""
+        """Check whether these bytes are a hole of the file: they were never written."""
         try:
             return os.lseek(self.fd, offset, os.SEEK_DATA) >= offset + size
         except OSError as error:

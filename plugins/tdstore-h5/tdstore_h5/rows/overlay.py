@@ -1,7 +1,7 @@
 """HDF5's writes to a file in place, held in memory until the commit: the file meanwhile has the last commit.
 
-HDF5 sees the file as a Python file object. Its writes below the end of the last commit go to the overlay, its writes
-beyond go to the file at once: nothing of the last commit is there. HDF5 must never meet an error of the storage
+HDF5 accesses the file as a Python file object. Its writes below the end of the last commit go to the overlay, those
+beyond it to the file at once: nothing of the last commit is there. HDF5 must never meet an error of the storage
 (it may crash the process when it closes). Writes that a full storage refuses stay in memory, and `refused` is the
 error; the commit tries again. Where that becomes too much, or bytes cannot be read, the error is recorded in `failure`,
 and everything after it is dropped.

@@ -13,12 +13,12 @@ from tdstore_redis.cells.plans import Fetch, Rows, Run
 from tdstore_redis.connection import Wire
 
 WINDOW = 16 << 20
-"""Bytes that are asked for in one round trip: neither side holds more of an answer."""
+"""Bytes requested in one round trip: neither side buffers more of an answer."""
 LARGE = 2 << 10
-"""Replies of so many bytes on average are taken one by one as they come; many smaller ones cost less all at once."""
+"""Replies of so many bytes on average are parsed one by one as they arrive; smaller ones cost less in one batch."""
 
 Promised = Callable[[Wire, Array, Ids], "np.ndarray[Any, np.dtype[np.bool_]]"]
-"""Which of these cells have been written, as far as the server's notes tell."""
+"""Which of these cells have been written, according to the notes on the server."""
 
 
 class Damaged(Exception):
@@ -38,7 +38,7 @@ def fetch(wire: Wire, fetches: Iterable[Fetch], promised: Promised) -> None:
         promised: returns which cells were written.
 
     Raises:
-        Damaged: a cell whose checksum does not fit, or that is missing.
+        Damaged: a cell whose checksum differs, or that is missing.
     """
     group: list[Fetch] = []
     size = 0

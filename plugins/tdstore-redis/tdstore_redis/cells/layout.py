@@ -197,7 +197,7 @@ class Array:
         return self._goals[_as_index(ids)]
 
     def checks(self, ids: range | Ids, cells: Iterable[Any]) -> Words:
-        """Compute the checks of some cells, each given as contiguous bytes."""
+        """Compute the checksums of some cells, each passed as contiguous bytes."""
         crcs = list(map(extend, self.marks(ids).tolist(), cells))
         found: Words = np.array(crcs, np.uint32) ^ self._goals_of(ids)
         if not found.all():
@@ -215,7 +215,7 @@ class Array:
         return end == self.mark(stop)
 
     def wrong(self, ids: range | Ids, stored: Bytes) -> Ids:
-        """Return the positions of the stored cells `[n, stride]` whose check does not fit."""
+        """Return the positions of the stored cells `[n, stride]` whose checksum differs."""
         cells = stored[:, : self.cell]
         stored_checks = np.ascontiguousarray(stored[:, self.cell :]).view("<u4").reshape(-1)
         return np.flatnonzero(stored_checks != self.checks(ids, cells))
@@ -313,7 +313,7 @@ class Array:
             capacity = self.block_size(block) if self.mine is not None else self.per_block * self.stride
             if offset == 0 and size == capacity:
                 # A whole block: no spare room is set aside for it, as SETRANGE would. The last one of a leaf that
-                # others know may be longer than ours: it grows while another writer appends.
+                # of other clients may be longer than ours: it grows while another writer appends.
                 head = b"*3\r\n$3\r\nSET\r\n%b$%d\r\n" % (self.packed_key(block), size)
             else:
                 at = b"%d" % offset

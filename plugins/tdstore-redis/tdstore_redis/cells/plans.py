@@ -26,7 +26,7 @@ class Run:
     into: Bytes
     """Flat. May be empty: then the cells are only checked."""
     skip: int = 0
-    """Bytes of the first cell that are not wanted."""
+    """Bytes at the start of the first cell that are outside of the request."""
 
     @property
     def size(self) -> int:
@@ -68,7 +68,7 @@ class Rows:
     ids: Ids
     """Sorted, each once."""
     take: Callable[[Bytes], None]
-    """Given the data of these cells, `[n, cell]`."""
+    """Called with the data of these cells, `[n, cell]`."""
 
     @property
     def size(self) -> int:

@@ -244,7 +244,7 @@ def _replaced_arrays(writer: Writer, wire: Wire, dataset: bytes | None) -> tuple
 
 
 def _sweep(writer: Writer, field: bytes) -> None:
-    """Remove the arrays of a note. If this process dies meanwhile, the next writer continues."""
+    """Remove the arrays of a note. If this process is killed meanwhile, the next writer continues."""
     wire = writer.wire()
     listed = wire.call(b"HGET", writer.keys.pending, field)
     if listed is not None:

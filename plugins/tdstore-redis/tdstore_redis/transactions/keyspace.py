@@ -4,7 +4,7 @@
     tds:{<bytes of the name>:<name>}:writers   HASH  session -> its process, and the leaves it writes in place
     tds:{<bytes of the name>:<name>}:pending   HASH  id -> arrays that are not in a manifest (yet, or any more)
 
-A session is alive as long as its connection: it has the session's name, and the server forgets it
+A session lasts as long as its connection, which has the session's name and which the server drops
 once the process has ended, however that happened.
 """
 
@@ -34,7 +34,7 @@ _SESSION = re.compile(r"[0-9a-f]{32}\Z")
 
 
 class Keys:
-    """The keys of one name. A name of any characters: its length tells where it ends."""
+    """The keys of one name. A name may have any characters: its length marks its end."""
 
     __slots__ = ("head", "pending", "writers")
 
@@ -218,7 +218,7 @@ def clean(wire: Wire, keys: Keys, url: str, keep: Sequence[tuple[str, int]] = ()
         if one.session:
             if alive is None or one.session in alive:
                 continue
-            # Theirs no more: a commit that they sent before they died finds its watched key changed, and fails.
+            # No longer theirs: a commit that they sent before they ended finds its watched key changed, and fails.
             garbage = msgspec.json.encode(Pending(one.dataset, one.arrays))
             _, now = wire.raising([pack(b"WATCH", keys.pending), pack(b"HGET", keys.pending, field)])
             if now is None or record(now, Pending, url, keys.pending, field).session != one.session:

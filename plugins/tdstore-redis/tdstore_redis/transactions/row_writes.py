@@ -3,8 +3,8 @@
 Small writes are one transaction. In larger ones, blocks that get all of their cells are staged: put under keys of a
 number that no array has, which a note in `pending` lists. Then one transaction renames them, and changes the cells of
 the other blocks. So a server that refuses, or a connection that ends, before that has changed nothing visible;
-if the process dies, the next writer removes the staged blocks of the note. Where the other blocks are large, too, the
-server copies them, and the copies are staged and changed while the blocks are watched.
+if the process is killed, the next writer removes the staged blocks of the note. Where the other blocks are large,
+too, the server copies them, and the copies are staged and changed while the blocks are watched.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Writer(Session):
         """Keys of blocks that are staged."""
         self.exclusive = False
         self.known = Header()
-        """The header that our caller knows: the one read at opening, or saved last."""
+        """The header of our caller: the one read at opening, or saved last."""
         self.owns = False
         """Whether the structure is ours to change."""
         self._wire: Wire | None = None
@@ -195,7 +195,7 @@ class Writer(Session):
         self.drop(old)
 
     def note_pending(self, wire: Wire) -> None:
-        """Record on the server our uncommitted arrays: if this process dies, the next writer removes them."""
+        """Record on the server our uncommitted arrays: if this process is killed, the next writer removes them."""
         for reply in self.sending(wire, [self._pending_note(wire, self.staging)]):
             if isinstance(reply, ServerError):
                 raise reply
@@ -225,7 +225,7 @@ class Writer(Session):
         # the note, which the new connection wrote again. None is made of this: a server without memory takes no MULTI.
         wire = self.wire()
         keyspace.unlink(wire, sorted(self.staged))
-        if not self.private():  # else the note says too much until it is written again
+        if not self.private():  # else the note lists too much until it is written again
             wire.call(b"HDEL", self.keys.pending, self.session.encode())
         self.nothing_staged()
 
@@ -399,7 +399,7 @@ class Writer(Session):
             raise error
         if done is not None:
             self.marks = touched
-            # What was watched is still as we know it: the next step needs no round trip to find out.
+            # The watched keys are unchanged: the next step needs no round trip to check them.
             _, state, known = replies[-len(arming) :]
             self._armed = bool(known) and state == [self.document.dataset.encode(), b"%d" % self.base.revision]
         if not self._armed:
@@ -489,7 +489,7 @@ class Writer(Session):
                 self.put([change])
 
     def _clean_beyond(self, path: Path, array: Array, spec: LeafSpec) -> bool:
-        """Check whether no cells exist where an array is to grow: a session that died may have left rows there."""
+        """Check whether no cells exist where an array is to grow: a session that ended early may have left rows."""
         wire = self.wire()
         if array.mine is None:
             grown = Array(spec, array.number, array.cell, array.per_block, array.dataset)

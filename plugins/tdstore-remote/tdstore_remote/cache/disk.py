@@ -131,7 +131,7 @@ class DiskCache:
         try:
             os.utime(path)
         except OSError:
-            return  # gone, or not ours
+            return  # removed meanwhile, or not ours
 
 
 def _remove(path: str) -> None:

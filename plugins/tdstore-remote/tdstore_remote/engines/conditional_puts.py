@@ -17,7 +17,7 @@ Put = Callable[[str, Buffer, Any], "str | None"]
 Delete = Callable[[Sequence[str]], None]
 List = Callable[[str], Iterable[Entry]]
 FOLDER = "tdstore-probe/"
-"""Where objects lie with which this is tried out: a folder, so that listing them costs one request."""
+"""Folder of the objects of this probe: listing them costs one request."""
 LEFT = 3600.0
 """Seconds after which such an object is of a process that was killed."""
 
@@ -88,7 +88,7 @@ def _probe(key: str, put: Put) -> Conditions:
     try:
         tag = put(key, b"1", "create")
     except ConflictError:
-        tag = put(key, b"1", None)  # our own first try, whose answer was lost
+        tag = put(key, b"1", None)  # our own first attempt, whose answer was lost
     except (UnsupportedError, StoreIOError):
         # Some answer 501 or 400 to a condition. Anything else that is wrong shows here:
         put(key, b"1", None)

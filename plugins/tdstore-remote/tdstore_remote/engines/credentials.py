@@ -79,7 +79,7 @@ def _on_a_machine_of_aws(endpoint: str) -> bool:
 
     Without an answer obstore repeats the request until the deadline of the call, so this checks first.
     """
-    # botocore has asked already.
+    # botocore has tried already.
     if load_botocore() is not None or os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return False
     address = urlsplit(endpoint or os.environ.get("AWS_METADATA_ENDPOINT") or METADATA)
@@ -109,7 +109,7 @@ def _from_files(profile: str | None, url: str) -> tuple[dict[str, Any], Callable
 
     def provide() -> dict[str, Any]:
         frozen = keys.get_frozen_credentials()
-        # Static keys never expire; the others renew themselves when asked, and are asked again after a while.
+        # Static keys never expire; the others renew themselves on request, and are requested again after a while.
         expires = getattr(keys, "_expiry_time", None)
         return {
             "access_key_id": frozen.access_key,

@@ -1,4 +1,4 @@
-"""The engine for every URL that fsspec knows: memory, ftp, sftp, webdav, hf, archives, chains of caches."""
+"""The engine for every URL that fsspec supports: memory, ftp, sftp, webdav, hf, archives, chains of caches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ READ_ONLY = frozenset(
 )
 """Schemes that are read only, or that cannot put an object whole."""
 HERE = frozenset({"memory", "file", "local", "data"})
-"""Schemes that never wait for anybody."""
+"""Schemes without I/O that can block."""
 
 _memory_lock = threading.RLock()
 

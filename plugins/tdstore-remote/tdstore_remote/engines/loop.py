@@ -1,6 +1,6 @@
 """The event loop for all requests of a process, in a thread of its own.
 
-obstore answers from native threads, which let go of Python objects after the answer has arrived. A native thread that
+obstore answers from native threads, which release Python objects after the answer has arrived. A native thread that
 does so while the interpreter is torn down ends the process with SIGABRT, so the end of a process waits for `QUIET`
 seconds after its last request.
 """
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 QUIET = 0.1
-"""Seconds in which native threads let go of what belonged to the last request."""
+"""Seconds in which native threads release the objects of the last request."""
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
@@ -60,7 +60,7 @@ def _note_answer(_: concurrent.futures.Future[Any]) -> None:
 
 
 def _quieten() -> None:
-    """Wait until native threads have let go. The hooks of stores were registered later, and have run before."""
+    """Wait until native threads have released their objects. Hooks of stores, registered later, have run before."""
     if _answered is not None and (rest := _answered + QUIET - time.monotonic()) > 0:
         time.sleep(rest)
 

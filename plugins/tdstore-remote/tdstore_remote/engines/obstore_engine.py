@@ -36,7 +36,7 @@ T = TypeVar("T")
 GROUP = 8
 """Ranges handed to obstore in one call, which fetches up to ten at a time: a third of the CPU of one call each."""
 IN_FLIGHT = 256 << 20
-"""Bytes asked for at a time: more would only wait in line for the wire, and run into their deadlines."""
+"""Bytes requested at a time: more would only queue for the connection, and exceed their deadlines."""
 PUT_IN_FLIGHT = 128 << 20
 MULTIPART = 64 << 20
 """Larger objects go up in parts of `PART`."""
@@ -131,7 +131,7 @@ class ObstoreEngine(Engine):
     # -- abilities ------------------------------------------------------------------
     @property
     def can(self) -> EngineCap:
-        """Return its abilities; CONDITIONAL is determined by `conditional`, because only the server knows."""
+        """Return its abilities; CONDITIONAL is determined by `conditional`, because it depends on the server."""
         return EngineCap.ASYNC if self._read_only else EngineCap.ASYNC | EngineCap.LIST | EngineCap.WRITE
 
     def conditional(self) -> bool:
@@ -226,7 +226,7 @@ class ObstoreEngine(Engine):
             except NoRangesError:
                 whole = await self._get_whole(key)
                 answers[at] = whole[max(len(whole) + start, 0) :] if start < 0 else whole[start:]
-            except UnsupportedError:  # Azure knows no suffix
+            except UnsupportedError:  # Azure has no suffix ranges
                 size = (await self._version(key, patient=True)).size
                 first = max(size + start, 0) if start < 0 else start
                 if first < size:
@@ -434,7 +434,7 @@ class ObstoreEngine(Engine):
                 except BucketNotFoundError:
                     raise
                 except StoreNotFoundError:
-                    return  # gone already
+                    return  # removed already
 
         if self._place.scheme in S3 and len(keys) > 1:
             try:

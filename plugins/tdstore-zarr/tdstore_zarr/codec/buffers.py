@@ -25,7 +25,7 @@ from tdstore_zarr.place.thread_pool import Pool
 from tdstore_zarr.reading.reader import Array, Pending, Reader, _workers
 
 LIMIT = 64 << 20
-"""Bytes that wait to be written, decoded, where `buffer_bytes=` says nothing."""
+"""Bytes that wait to be written, decoded, without `buffer_bytes=`."""
 
 
 class _Cell:
@@ -50,7 +50,7 @@ class _Cell:
 
 
 class Step(NamedTuple):
-    """The part of a write that goes to one object."""
+    """The part of a write for one object."""
 
     leaf: Leaf
     number: int

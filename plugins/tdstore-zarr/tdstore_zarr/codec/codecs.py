@@ -21,7 +21,7 @@ from tdstore.storekit.checksums import crc32c
 # As zarr-python does: its worker threads do not survive a fork.
 blosc.use_threads = False
 # Its first call makes a lock of multiprocessing. A commit at the end of a spawned process is too late for that: the
-# lock would not be given back.
+# lock would not be released.
 blosc.compress(b"\0", b"lz4", 0)
 
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
@@ -36,7 +36,7 @@ _OTHER = "its bytes have another checksum than when they were written"
 
 
 class ChunkError(ValueError):
-    """A chunk that differs from its array's metadata; the message says how."""
+    """A chunk that differs from its array's metadata; the message describes how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ def _unzstd(data: Bytes, out: Memory, nbytes: int) -> None:
     if declared is not None and declared != nbytes:
         raise ChunkError(f"it declares {declared} bytes and should have {nbytes}")
     try:
-        # The buffer given is the limit, also where the frame does not say how much it holds.
+        # The length of the buffer is the limit, also where the frame does not declare its size.
         zstd.decompress(data, out)
     except (RuntimeError, ValueError) as error:
         raise ChunkError(f"zstd cannot decompress it: {error}") from None

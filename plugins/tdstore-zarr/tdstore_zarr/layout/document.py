@@ -69,7 +69,7 @@ class Mark(msgspec.Struct, frozen=True):
     host: str = ""
     time: float = 0.0
     token: str = ""
-    """Tells writers of one process apart."""
+    """Distinguishes the writers of one process."""
 
     @property
     def who(self) -> str:
@@ -183,7 +183,7 @@ def encode_root(
     manifest = _MANIFEST.encode(body, [*(record.path for record in records), *header.groups], url=url)
     root: dict[str, Any] = {"zarr_format": 3, "node_type": "group"}
     root["attributes"] = {**document.attributes, MANIFEST: manifest.decode()}
-    # Sorted, as the checksum is taken: a reader need not decode them to compare it.
+    # Sorted, like the input of the checksum: a reader need not decode them to compare it.
     root["consolidated_metadata"] = {"kind": "inline", "must_understand": False, "metadata": msgspec.Raw(nodes)}
     return msgspec.json.encode(root)
 

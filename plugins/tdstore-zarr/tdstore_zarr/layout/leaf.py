@@ -88,7 +88,7 @@ class Cut:
     nbytes: int
     """Of one piece, decoded."""
     raw: bool
-    """Pieces of plain bytes at known places: nothing is to be looked up, and no more is read than asked for."""
+    """Pieces of plain bytes at known places: no index is read, and nothing but the request."""
     pipeline: Pipeline | None
 
     @staticmethod

@@ -43,7 +43,7 @@ def wanted_nodes(header: Header, leaves: dict[Path, Leaf], names: Names, keys: t
     found = Wanted({}, {}, {}, {}, {})
     for path in groups:
         if path in leaves:
-            continue  # a header may say more than the store holds
+            continue  # a header may list more than the store holds
         attributes = _tensordict_attributes(header.groups.get(path))
         if not path:
             found.root = attributes
@@ -129,5 +129,5 @@ def put_copies(engine: Engine, wanted: Wanted, there: Metadata) -> None:
                 if engine.get(copy.key(0), len(text)).data == text:
                     continue
             except (StoreNotFoundError, CorruptStoreError):
-                there = {}  # gone, or of another size: it is written again
+                there = {}  # removed, or of another size: it is written again
         engine.put(copy.key(0), text)

@@ -252,7 +252,7 @@ class FolderEngine(Engine):
                 del self._unsynced[key]
 
     def sweep(self, prefix: str, keep: Set[str]) -> None:
-        """Remove folders of the root that start with `prefix`, and unfinished renames of a dead writer."""
+        """Remove folders of the root that start with `prefix`, and unfinished renames of a writer that ended."""
         with files.io_errors(self.url, "tidying"):
             with os.scandir(self.root) as entries:
                 found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]

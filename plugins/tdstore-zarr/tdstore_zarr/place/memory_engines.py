@@ -20,7 +20,7 @@ from tdstore_zarr.place.folder_engine import close_quietly
 
 
 class MemoryEngine(Engine):
-    """Objects in a dict, which lives as long as the process."""
+    """Objects in a dict of this process."""
 
     def __init__(self, url: str, objects: dict[str, tuple[bytes, int]] | None = None) -> None:
         self.url = url

@@ -76,7 +76,7 @@ class ObjectPlace(Place):
             engine: the engine, at the root of the store.
             url: the location, for messages.
             timeout: seconds to wait for another writer.
-            take_over: take the claim of a writer that may have died.
+            take_over: take the claim of a writer that may have ended.
             single: the assurance of the caller that there is no other writer.
         """
         place = cls(engine, url, timeout=timeout, take_over=take_over, single=single)
@@ -94,7 +94,7 @@ class ObjectPlace(Place):
             url: the location, for messages.
             timeout: seconds to wait for another writer.
             exclusive: refuse an existing store.
-            take_over: take the claim of a writer that may have died.
+            take_over: take the claim of a writer that may have ended.
             single: the assurance of the caller that there is no other writer.
 
         Raises:
@@ -339,7 +339,7 @@ _TOKENS: set[str] = set()
 
 
 def _live(mark: Mark) -> str | None:
-    """Describe the writer that holds a claim, unless it is dead. Writers of another machine count as alive."""
+    """Describe the writer that holds a claim, unless it has ended. Writers of another machine count as alive."""
     if mark.is_dead():
         return None
     if mark.is_here() and mark.pid == os.getpid():

@@ -114,7 +114,7 @@ class LoggedEngine(Engine, Generic[E]):
         """What the root names: it stays where it is until it is moved to its place."""
         self._held: set[str] = set()
         self._before: dict[str, tuple[Put | None, bool]] | None = None
-        """Since `begin`: where each changed object was, and whether it was gone."""
+        """Since `begin`: where each changed object was, and whether it had been removed."""
         self._folder = f"{PREFIX}{secrets.token_hex(8)}"
         self._count = 0
         self._lock = threading.Lock()
@@ -363,7 +363,7 @@ class LoggedEngine(Engine, Generic[E]):
         self.follow(None)
 
     def clean(self) -> None:
-        """Remove unused log objects: ours, and those of dead writers. Only after a commit of ours."""
+        """Remove unused log objects: ours, and those of writers that ended. Only after a commit of ours."""
         named = {put.key for put in self.puts.values()} | {at for _, at, _ in self.committed.puts}
         if EngineCap.LIST in self.base.can:
             found = [entry.key for entry in self.base.list(PREFIX)]

@@ -15,7 +15,7 @@ from tdstore_zarr.layout.leaf import Leaf
 SMALL = 64 << 10
 """Chunks up to this size are decoded into memory that many share."""
 TOGETHER = 2 << 20
-"""Bytes of chunks that are decoded before rows are taken from them."""
+"""Bytes of chunks that are decoded before rows are copied from them."""
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
