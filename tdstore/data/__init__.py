@@ -2,5 +2,6 @@
 
 from .dataset import TensorDictDataset
 from .epochs import Epochs
+from .mixture import Mixture
 
-__all__ = ["Epochs", "TensorDictDataset"]
+__all__ = ["Epochs", "Mixture", "TensorDictDataset"]

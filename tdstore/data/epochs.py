@@ -226,6 +226,30 @@ class Epochs(Stream[Position]):
             return position
         return Position(position.epoch, self._bounds(position.items, batches - 1)[2])
 
+    def advance(self, position: Position, batches: int) -> Position:
+        """Return the position after some batches, of this epoch and of those that follow.
+
+        Args:
+            position: where to start.
+            batches: the number of batches of this rank.
+        """
+        left = self._batches_left(position)
+        if batches <= left:
+            return self._after(position, batches)
+        # The last batch of an epoch leaves the position in that epoch.
+        whole, rest = divmod(batches - left - 1, len(self))
+        return self._after(Position(position.epoch + 1 + whole, 0), rest + 1)
+
+    def following(self, position: Position) -> tuple[Task, Position]:
+        """Return the batch at a position, or the first one of the next epoch, and the position after it.
+
+        Args:
+            position: where the stream is.
+        """
+        if not self._batches_left(position):
+            position = Position(position.epoch + 1, 0)
+        return next(self._tasks(position, 0, 1))
+
     def _order_facts(self) -> list[int]:
         """Return what an order depends on, besides the seed and the number of items."""
         blocks = [self.block_rows, self.window_blocks] if self.shuffle == "blocks" else [0, 0]
@@ -263,5 +287,5 @@ class Epochs(Stream[Position]):
 
     def _threads(self) -> int:
         # Opened here, by one thread: those that read would open it once each.
-        _ = self.windows
+        _ = self.source.container, self.windows
         return max(self.prefetch, 1) if self.source.concurrent else 1
