@@ -3,5 +3,6 @@
 from .dataset import TensorDictDataset
 from .epochs import Epochs
 from .mixture import Mixture
+from .quality import ShuffleQuality, measure_shuffle
 
-__all__ = ["Epochs", "Mixture", "TensorDictDataset"]
+__all__ = ["Epochs", "Mixture", "ShuffleQuality", "TensorDictDataset", "measure_shuffle"]
