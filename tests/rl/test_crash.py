@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
 import random
 import shutil
 import signal
+import sys
 import time
+import traceback
 
 import pytest
 import torch
@@ -49,6 +53,21 @@ def check(storage, acknowledged):
     assert storage[(storage.cursor - 1) % CAPACITY]["text"] == f"row {count + 2}"
 
 
+def write_until_killed(name, place, write_buffer, acknowledged):
+    """Write rows for ever, and tell how many are committed."""
+    torch.set_num_threads(1)
+    storage = LazyStorage(CAPACITY, name or place, path=place if name else None, write_buffer=write_buffer)
+    count = 0
+    while True:
+        n = random.choice([1, 1, 2, 7, 55])
+        storage.append(numbered(count, n))
+        count += n
+        if write_buffer and count % 5 == 0:
+            storage.flush()
+        if not write_buffer or count % 5 == 0:
+            os.write(acknowledged, b"%d\n" % count)
+
+
 @pytest.mark.parametrize("write_buffer", [0, 25], ids=["each write", "buffered"])
 @kinds(["memmap", "h5", "zarr", "remote", "redis"])
 def test_a_writer_that_is_killed_at_any_time(kind, write_buffer, request, tmp_path):
@@ -61,18 +80,13 @@ def test_a_writer_that_is_killed_at_any_time(kind, write_buffer, request, tmp_pa
         read, write = os.pipe()
         child = os.fork()
         if not child:
-            torch.set_num_threads(1)
-            where = place if name else None
-            storage = LazyStorage(CAPACITY, name or place, path=where, write_buffer=write_buffer)
-            count = 0
-            while True:
-                n = random.choice([1, 1, 2, 7, 55])
-                storage.append(numbered(count, n))
-                count += n
-                if write_buffer and count % 5 == 0:
-                    storage.flush()
-                if not write_buffer or count % 5 == 0:
-                    os.write(write, b"%d\n" % count)
+            try:  # a child that fails or waits for a lock ends, and says where: it never goes on with other tests
+                faulthandler.dump_traceback_later(100, exit=True, file=sys.__stderr__)
+                write_until_killed(name, place, write_buffer, write)
+            finally:
+                with contextlib.suppress(BaseException):
+                    traceback.print_exc(file=sys.__stderr__)
+                os._exit(1)
         os.close(write)
         with os.fdopen(read, "rb") as acknowledged:
             first = acknowledged.readline()
