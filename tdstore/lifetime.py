@@ -98,8 +98,10 @@ class Ending:
         _state.dropped.pop(id(self), None)
         return action if self._pid == os.getpid() else None
 
-    def _dropped(self, _: object) -> None:
+    def _dropped(self, _: object, getpid: Callable[[], int] = os.getpid) -> None:
         # In a finalizer: these are re-entrant, and nothing else is done here.
+        if self._pid != getpid():  # of the parent's; the interpreter may have emptied this module by now
+            return
         self._due = time.monotonic() + DELAY
         _state.dropped[id(self)] = self
         _state.queue.put(self)

@@ -10,8 +10,8 @@ import pytest
 from tdstore.errors import DirtyStoreError
 from tdstore.store import Cap
 from tdstore.testing.comparing import check_leaves, failure
-from tdstore.testing.processes.events import HEADER, KILLS, NEW, OLD, ORDERLY, Ended, host
-from tdstore.testing.setup import Location, StoreSetup, import_root, read_all, same_leaves
+from tdstore.testing.processes.events import CARRIED, HEADER, KILLS, NEW, OLD, ORDERLY, Ended, host
+from tdstore.testing.setup import Location, StoreSetup, header_for, import_root, read_all, same_leaves
 from tdstore.types import Mode
 
 
@@ -106,10 +106,12 @@ class EndingTests(StoreSetup):
             f"a process that writes and is killed leaves {alone!r}; if a forked child of it ended before, {beside!r}: "
             "the end of the child committed, or took back, what belongs to its parent"
         )
-        self.saved(location, OLD, HEADER)
+        large = {**OLD, **CARRIED}
+        self.saved(location, large, header_for(large))
         self.ended(location, "carried-closed", "r+")
+        want = {**NEW, **{path: value + 1 for path, value in CARRIED.items()}}
         with self.opened(location) as store:
-            check_leaves(read_all(store), NEW, "closed by the parent after its forked child ended")
+            check_leaves(read_all(store), want, "closed by the parent after its forked child ended")
 
     def test_fork_shares_no_connection(self, location: Location) -> None:
         """Check that a parent and its forked child can read at once: they share no connection and no file position."""

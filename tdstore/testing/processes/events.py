@@ -40,6 +40,8 @@ from tdstore.values import decode_value, encode_value
 OLD: Leaves = {("a",): numbers(6, 4), ("g", "b"): numbers(5).long(), ("c",): numbers(70, 9).int()}
 NEW: Leaves = {path: value + 1000 for path, value in OLD.items()}
 HEADER = header_for(OLD, {"text": "of the last commit"})
+CARRIED: Leaves = {("large",): torch.zeros(64, 1 << 17, dtype=torch.uint8)}
+"""More than a library buffers: a writer has put some of its change into the files before it commits."""
 REMARK = "kit: "
 """The prefix of lines that report faults."""
 ORDERLY = ("close", "with", "with-exception", "dropped", "script", "sys.exit", "exception", "forked", "spawned")
@@ -358,16 +360,31 @@ def _end_at_once(job: Mapping[str, Any]) -> None:
 
 def _carry(job: Mapping[str, Any]) -> None:
     """Write, fork, let the child end in order, and end this process by a kill, or after a close."""
-    td = vars(_main)["td"] = _written(job)
+    closed = job["event"] == "carried-closed"
+    opened = vars(_main)["td"] = _large_write(job) if closed else _written(job)
     pid = os.fork()
     if not pid:
-        _end_as_interpreter(0)
+        del opened
+        if not closed:
+            _end_as_interpreter(0)
+        ctypes.pythonapi.Py_Exit(0)  # frees all objects: those of a library end as the library ends them
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status:
         _remark(f"a forked child that did nothing ended with status {status}")
-    if job["event"] == "carried-closed":
-        td.close()
+    if closed:
+        try:
+            opened.close()
+        except Exception as error:
+            _remark(f"the parent cannot commit after its forked child ended: {type(error).__name__}: {error}")
     os._exit(0)
+
+
+def _large_write(job: Mapping[str, Any]) -> Store:
+    """Return a store that was opened alone, with no container to keep it, and has a large uncommitted write."""
+    store = registry().open(_backend(job), job["location"], mode="r+", **decode_value(job["options"]))
+    store.write([Write(path, (), value + 1) for path, value in CARRIED.items()])
+    _write(store)
+    return store
 
 
 def _read_in_both(job: Mapping[str, Any]) -> None:

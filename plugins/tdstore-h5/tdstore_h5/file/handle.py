@@ -6,6 +6,7 @@ a writer in place holds it alone, readers share it, and both end with their proc
 
 from __future__ import annotations
 
+import atexit
 import errno
 import fcntl
 import os
@@ -364,6 +365,7 @@ class Handle:
         fds = [self.fd] if self.fd >= 0 else []
         if self.overlay is not None:
             self.overlay.sealed = True
+            atexit.register(self.release)  # HDF5 calls the overlay while it closes: the interpreter must be there
         elif self._file is not None:
             fds.append(self._file.id.get_vfd_handle())
             self._file.id.locked = True
