@@ -48,6 +48,7 @@ CAUGHT_BY = {
     "TwiceIsNotFine": {"test_closed"},
     "LostUnclosed": {"test_rows_are_there_after"},
     "CommitsInFork": {"test_fork_commits_nothing"},
+    "InheritedConnection": {"test_fork_commits_nothing"},
     "SharedPosition": {"test_fork_shares_no_connection"},
     "WaitingDel": {"test_rows_are_there_after[dropped-r+]"},
     "CommitsStructure": {"test_close_drops_structure", "test_close_of_a_new_store_drops_structure"},
@@ -93,6 +94,7 @@ CAUGHT_BY = {
 SAYS = {
     "LostUnclosed": "the rows are lost, only the last commit is there",
     "CommitsInFork": "the end of the child committed, or took back, what belongs to its parent",
+    "InheritedConnection": "the parent cannot commit after its forked child ended",
     "SharedPosition": "reads other values while its fork reads too: leaf ",
     "WaitingDel": "deadlock: the process did not end within 3 s",
     "CommitsStructure": "close() without save_header keeps what create did: 2 leaves are not expected: 'g' / 'n'",

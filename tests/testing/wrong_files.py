@@ -253,6 +253,28 @@ class CommitsInFork(SqliteStore):
         atexit.register(self.close)
 
 
+class InheritedConnection(SqliteStore):
+    """Has a transaction open from a write to the commit, which a forked child takes back when it frees its copy."""
+
+    _pending: sqlite3.Connection | None = None
+
+    def write(self, writes):
+        super().write(writes)
+        if not self._new and self._pending is None and sum(w.value.nbytes for w in writes) > 1 << 20:
+            self._pending = sqlite3.connect(self.url, isolation_level=None)
+            self._pending.execute("BEGIN IMMEDIATE")
+            self._pending.execute("CREATE TABLE pending (data BLOB)")
+            self._pending.execute("INSERT INTO pending VALUES (zeroblob(8000000))")
+
+    def close(self):
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.execute("DROP TABLE pending")
+            pending.execute("COMMIT")
+            pending.close()
+        super().close()
+
+
 class SharedPosition(SqliteStore):
     """Reads through one open file, whose position a forked child moves too."""
 
@@ -345,8 +367,8 @@ class DeclaredCaps(SqliteStore):
 
 
 WRONG: tuple[type[SqliteStore], ...] = (
-    LostUnclosed, CommitsInFork, SharedPosition, WaitingDel, CommitsStructure, BlindDiscard, ReadOnlyMemory,
-    ReadOnlyMap, ReplacesForeign, DeclaredCaps,
+    LostUnclosed, CommitsInFork, InheritedConnection, SharedPosition, WaitingDel, CommitsStructure, BlindDiscard,
+    ReadOnlyMemory, ReadOnlyMap, ReplacesForeign, DeclaredCaps,
 )  # fmt: skip
 
 

@@ -188,6 +188,7 @@ class SqliteStore(CheckedStore[Leaf]):
             copy_database(self._database, target, self._timeout)
         except BaseException:
             target.close()
+            recover(self.url, self._timeout)  # a full disk: SQLite leaves the rollback to the next connection
             if claimed:
                 os.unlink(self.url)
             raise
