@@ -293,8 +293,6 @@ class ResidentTree(TensorDictBase):
                 data[key] = fn(value)
             elif isinstance(value, NonTensor):
                 data[key] = value.move(fn)
-            elif names is None and isinstance(value, ResidentTree) and len(value._batch_size) == n:
-                data[key] = value._move_tree(fn, new, None, n)
             else:
                 below = self._fitting(value).batch_size
                 wide = new if len(below) == n else torch.Size((*new, *below[n:]))
@@ -323,7 +321,6 @@ class ResidentTree(TensorDictBase):
     def _fan_tree(
         self, fn: Callable[[Tensor], Sequence[Tensor]], batch_sizes: Sequence[torch.Size], names: Names
     ) -> tuple[Self, ...]:
-        n = len(self._batch_size)
         columns: list[Sequence[Any]] = []
         for value in self._data.values():
             if type(value) is Tensor or is_batched(value):
@@ -333,7 +330,7 @@ class ResidentTree(TensorDictBase):
             elif isinstance(value, NonTensor):
                 columns.append(value.spread(fn))
             else:
-                more = self._fitting(value).batch_size[n:]
+                more = self._fitting(value).batch_size[len(self._batch_size) :]
                 wide = [torch.Size((*b, *more)) for b in batch_sizes] if more else batch_sizes
                 deeper = extend_names(names, len(wide[0])) if wide else None
                 columns.append(value._walkable()._fan_tree(fn, wide, deeper))
