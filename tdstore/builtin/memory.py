@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from tdstore.builtin.resident import TensorStore, full
+from tdstore.builtin.resident import TensorStore
 from tdstore.errors import StoreNotFoundError
 from tdstore.header import Header
 from tdstore.store import Cap
+from tdstore.storekit.checked import full
 from tdstore.types import LeafSpec, Mode, Path
 
 

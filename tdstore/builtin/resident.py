@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Generic
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from tdstore.builtin.readcheck import ReadCheck
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.storekit.checked import CheckedStore, L
 from tdstore.storekit.pageadvice import copy_rows
-from tdstore.types import LeafSpec, Path, Read, StoreIndex, Write
+from tdstore.types import Path, Read, StoreIndex, Write
 
 
 class ResidentStore(CheckedStore[L], Generic[L]):
@@ -91,16 +90,3 @@ def rows_of(shape: Sequence[int], index: StoreIndex) -> int:
         return 1
     first = index[0] if index else slice(None)
     return len(first) if isinstance(first, Tensor) else len(range(*first.indices(shape[0])))
-
-
-def full(spec: LeafSpec, device: str | torch.device = "cpu") -> Tensor:
-    """Return a tensor full of the spec's fill value; large zeros on the CPU cost no memory until touched."""
-    if spec.fill_value or str(spec.fill_value) == "-0.0":
-        return torch.full(spec.shape, spec.fill_value, dtype=spec.dtype, device=device)
-    if torch.device(device).type == "cpu" and spec.nbytes >= _LAZY_BYTES:
-        # torch.zeros writes its zeros; numpy's come from the system, page by page as they are touched.
-        return torch.from_numpy(np.zeros(spec.nbytes, np.uint8)).view(spec.dtype).view(spec.shape)
-    return torch.zeros(spec.shape, dtype=spec.dtype, device=device)
-
-
-_LAZY_BYTES = 1 << 20

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.builtin.resident import full
 from tdstore.bytestore.manifest import Document
 from tdstore.bytestore.read import Check, Fetcher, Rounds, Want, drive, written_bytes
 from tdstore.bytestore.table import Bytes, Leaf, Table, stored_bytes
@@ -21,6 +20,7 @@ from tdstore.header import Header
 from tdstore.index.ranges import Ints, Range, byte_ranges, index_shape
 from tdstore.index.rows import gather
 from tdstore.storekit.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
+from tdstore.storekit.checked import full
 from tdstore.storekit.checksums import TIP, crc32c, tip_ranges
 from tdstore.storekit.pageadvice import empty
 from tdstore.types import LeafSpec, Path, Read, StoreIndex, path_text

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from tdstore.errors import OptionError, ReadOnlyError
 from tdstore.header import Header
 from tdstore.index.ranges import check_writes, index_shape
 from tdstore.index.rows import check_indices, last_wins, take
+from tdstore.index.tracing import fake_mode as fake_mode
 from tdstore.store import Cap, Store
 from tdstore.storekit import refusals
 from tdstore.types import LeafSpec, Path, Read, Write
@@ -336,6 +338,28 @@ def _last_writes(found: Sequence[tuple[L, Write]]) -> list[tuple[L, Write]]:
             w = last
         checked.append((leaf, w))
     return checked
+
+
+_LAZY_BYTES = 1 << 20
+
+
+def full(spec: LeafSpec, device: str | torch.device = "cpu") -> Tensor:
+    """Return a tensor full of the fill value of a leaf; large zeros on the CPU cost no memory until touched.
+
+    Args:
+        spec: the leaf, with its shape `[*S]`, dtype and fill value.
+        device: where the tensor is made.
+
+    Example:
+        >>> full(LeafSpec((3,), torch.int16, fill_value=-1))
+        tensor([-1, -1, -1], dtype=torch.int16)
+    """
+    if spec.fill_value or str(spec.fill_value) == "-0.0":
+        return torch.full(spec.shape, spec.fill_value, dtype=spec.dtype, device=device)
+    if torch.device(device).type == "cpu" and spec.nbytes >= _LAZY_BYTES:
+        # torch.zeros writes its zeros; numpy's come from the system, page by page as they are touched.
+        return torch.from_numpy(np.zeros(spec.nbytes, np.uint8)).view(spec.dtype).view(spec.shape)
+    return torch.zeros(spec.shape, dtype=spec.dtype, device=device)
 
 
 def fill_pattern(spec: LeafSpec, url: str) -> bytes:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tdstore.builtin.memory import MemoryStore, open_memory
-from tdstore.builtin.resident import full
 from tdstore.errors import StoreNotFoundError
 from tdstore.store import Cap, Store
+from tdstore.storekit.checked import full
 from tdstore.testing import StoreTests, same
 from tdstore.types import LeafSpec, Read, Write
 

@@ -9,7 +9,7 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -314,11 +314,39 @@ def test_the_page_of_public_modules_names_what_is_there():
 
 
 def test_rl_imports_public_names_only():
+    none(
+        private_imports((path, node) for path, node in nodes(ast.Import, ast.ImportFrom) if path in RL), "private names"
+    )
+
+
+def test_plugins_and_examples_import_public_names_only():
+    folders = [path / path.name.replace("-", "_") for path in (ROOT / "plugins").iterdir() if path.is_dir()]
+    folders += [ROOT / "examples" / name for name in ("tdstore-safetensors", "tdstore-sqlite")]
+    paths = [path for folder in folders for path in folder.rglob("*.py")]
+    assert len(paths) > 80
+    imports = ((path, n) for path in paths for n in ast.walk(tree(path)) if isinstance(n, (ast.Import, ast.ImportFrom)))
+    none(private_imports(imports), "private names")
+
+
+def test_tutorials_import_public_names_only():
+    pages = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
+    assert pages
+    imported = {
+        (page.name, module)
+        for page in pages
+        for module in re.findall(r"^[+ ]?\s*(?:from|import) (tdstore(?:\.\w+)*)", page.read_text(), re.MULTILINE)
+    }
+    assert len(imported) > 10
+    none(
+        [f"{page}: {module}" for page, module in sorted(imported) if module not in public_modules()], "private modules"
+    )
+
+
+def private_imports(imports: Iterable[tuple[Path, ast.Import | ast.ImportFrom]]) -> list[str]:
+    """Imports of tdstore's that are not of the page of public modules."""
     allowed = public_modules()
     offenders = []
-    for path, node in nodes(ast.Import, ast.ImportFrom):
-        if path not in RL:
-            continue
+    for path, node in imports:
         modules = [m for m in names_imported(node) if m.split(".")[0] == "tdstore" and not m.startswith(OWN)]
         wrong = [module for module in modules if module not in allowed]
         for alias in node.names if isinstance(node, ast.ImportFrom) and modules else []:
@@ -327,7 +355,7 @@ def test_rl_imports_public_names_only():
                 public = alias.name in tdstore.__all__ or f"tdstore.{alias.name}" in allowed
             wrong += [] if public else [f"{node.module}.{alias.name}"]
         offenders += [f"{name_of(path)}:{node.lineno}: {name}" for name in wrong]
-    none(offenders, "names that are not public")
+    return offenders
 
 
 def private_names_of_rl() -> set[str]:

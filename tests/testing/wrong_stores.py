@@ -14,11 +14,11 @@ import torch
 from hypothesis import Phase, settings
 
 from tdstore.builtin.memory import MemoryStore
-from tdstore.builtin.resident import full
 from tdstore.errors import KeyNotFoundError, StoreNotFoundError
 from tdstore.header import Header
 from tdstore.index.selection import gather
 from tdstore.store import Cap, Store
+from tdstore.storekit.checked import full
 from tdstore.testing import StoreTests
 from tdstore.types import Read, Write
 from tests.testing import wrong_answers, wrong_files, wrong_modes

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.builtin.resident import full
 from tdstore.dtypes import to_numpy
 from tdstore.errors import (
     CorruptStoreError,
@@ -25,13 +24,12 @@ from tdstore.errors import (
 )
 from tdstore.header import Header
 from tdstore.index.ranges import index_shape
-from tdstore.index.selection import gather
-from tdstore.index.tracing import fake_mode
+from tdstore.index.rows import gather
 from tdstore.registry import split_scheme
 from tdstore.store import Cap
 from tdstore.storekit import CheckedStore, refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
-from tdstore.storekit.checked import fill_pattern
+from tdstore.storekit.checked import fake_mode, fill_pattern, full
 from tdstore.storekit.files import raise_io
 from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text

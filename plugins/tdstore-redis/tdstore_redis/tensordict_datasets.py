@@ -28,7 +28,7 @@ from tdstore.errors import (
 )
 from tdstore.header import MAX_DEPTH, Group, Header
 from tdstore.index.ranges import index_shape
-from tdstore.index.selection import gather
+from tdstore.index.rows import gather
 from tdstore.store import Cap
 from tdstore.storekit import CheckedStore, refusals
 from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, path_text

@@ -19,7 +19,6 @@ from tdstore.builtin.memmap.pack import Pack, arrange
 from tdstore.builtin.memmap.resources import Hold
 from tdstore.builtin.memmap.tensor import map_fd
 from tdstore.builtin.resident import put
-from tdstore.builtin.tensorbytes import byte_blocks
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreClosedError
 from tdstore.index.rows import runs, take
@@ -29,6 +28,7 @@ from tdstore.storekit.checksums import (
     EMPTY,
     Summer,
     Sums,
+    byte_blocks,
     crc32c,
     sums_of_file,
     sums_of_part,

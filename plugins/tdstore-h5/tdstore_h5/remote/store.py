@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.builtin.resident import full
 from tdstore.dtypes import from_numpy, numpy_dtype
 from tdstore.engine import Engine
 from tdstore.errors import (
@@ -30,6 +29,7 @@ from tdstore.registry import registry
 from tdstore.store import Cap
 from tdstore.storekit import CheckedStore, refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
+from tdstore.storekit.checked import full
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, StoreIndex, path_text
 from tdstore_h5.faults import h5_errors
 from tdstore_h5.file.document import DIRTY, MANIFEST, Document, decode_dirty, decode_document, get_attribute

@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.builtin.tensorbytes import byte_blocks
 from tdstore.dtypes import from_numpy, numpy_dtype, to_numpy
 from tdstore.errors import CorruptStoreError
 from tdstore.index.ranges import index_shape
-from tdstore.index.selection import gather
-from tdstore.storekit.checksums import BLOCK
+from tdstore.index.rows import gather
+from tdstore.storekit.checksums import BLOCK, byte_blocks
 from tdstore.storekit.files import write_at
 from tdstore.storekit.pageadvice import empty, map_whole_pages
 from tdstore.types import LeafSpec, StoreIndex

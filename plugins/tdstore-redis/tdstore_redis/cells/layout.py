@@ -29,8 +29,8 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from tdstore.builtin.resident import full
 from tdstore.dtypes import to_numpy
+from tdstore.storekit.checked import full
 from tdstore.types import LeafSpec
 
 CHECK = 4

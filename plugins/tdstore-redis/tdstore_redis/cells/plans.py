@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tdstore.dtypes import from_numpy, numpy_dtype, to_numpy
-from tdstore.index.selection import gather, last_wins, scatter
+from tdstore.index.rows import gather, last_wins, scatter
 from tdstore.types import Path, StoreIndex
 from tdstore_redis.cells.layout import PIECE, Array, Bytes, Ids
 
