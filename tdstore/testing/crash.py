@@ -567,7 +567,8 @@ def _fill_up(store: Store) -> None:
     """Save 40 MB that cannot be compressed."""
     big = torch.randint(0, 255, (4 << 20,), dtype=torch.uint8)
     for i in range(100):
-        store.create({(f"x{i}",): LeafSpec((400_000,), "uint8")})
-        store.write([Write((f"x{i}",), (), big[i * 1000 : i * 1000 + 400_000])])
+        # Rows of 1,000 bytes: a store that keeps each row by itself would need a minute for rows of one byte.
+        store.create({(f"x{i}",): LeafSpec((400, 1000), "uint8")})
+        store.write([Write((f"x{i}",), (), big[i * 1000 : i * 1000 + 400_000].view(400, 1000))])
         store.flush()
     store.save_header(header_for({}))
