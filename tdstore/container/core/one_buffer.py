@@ -11,6 +11,7 @@ from torch import Tensor
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import CONSOLIDATED
 from tdstore.container.core.tensorclasses import Typed, maker_of, resolve_class, unwrap
+from tdstore.container.entries.nested_tensors import ragged_dim
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
 from tdstore.errors import CorruptStoreError, UnsupportedError
 from tdstore.io.consolidated.buffer import Slot, arrange
@@ -39,12 +40,6 @@ def parts_of(leaf: Tensor) -> list[Tensor]:
         )
     lengths = leaf.lengths()  # type: ignore[attr-defined]
     return [leaf.values(), leaf.offsets(), *([] if lengths is None else [lengths])]  # type: ignore[attr-defined]
-
-
-def ragged_dim(leaf: Tensor) -> int:
-    """Return the dimension of a jagged tensor whose length differs."""
-    found: int = leaf._ragged_idx  # type: ignore[attr-defined]
-    return found
 
 
 def joined(parts: list[Tensor], dim: int) -> Tensor:

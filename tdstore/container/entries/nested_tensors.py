@@ -21,10 +21,16 @@ def leaf_shape(tensor: Tensor) -> torch.Size:
     if not tensor.is_nested:
         return tensor.shape
     if tensor.layout is torch.jagged:
-        dim, values = tensor._ragged_idx, tensor.values()  # type: ignore[attr-defined]
+        dim, values = ragged_dim(tensor), tensor.values()
         return torch.Size((tensor.size(0), *values.shape[: dim - 1], -1, *values.shape[dim:]))
     parts = [part.shape for part in tensor.unbind()]
     return torch.Size((len(parts), *(n[0] if len(set(n)) == 1 else -1 for n in zip(*parts, strict=True))))
+
+
+def ragged_dim(tensor: Tensor) -> int:
+    """Return the dimension of a jagged tensor whose length differs."""
+    found: int = tensor._ragged_idx  # type: ignore[attr-defined]
+    return found
 
 
 def forms(parts: Sequence[Any]) -> str:

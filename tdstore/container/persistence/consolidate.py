@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import CONSOLIDATED, SHARED
-from tdstore.container.core.one_buffer import consolidated, is_one_buffer, joined, parts_of, ragged_dim
+from tdstore.container.core.one_buffer import consolidated, is_one_buffer, joined, parts_of
+from tdstore.container.entries.nested_tensors import ragged_dim
 from tdstore.container.persistence.saving import later
 from tdstore.container.storage.describe import describe
 from tdstore.container.storage.handle import StoreHandle

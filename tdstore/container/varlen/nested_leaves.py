@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.container.entries.nested_tensors import leaf_shape
+from tdstore.container.entries.nested_tensors import leaf_shape, ragged_dim
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.varlen.rounds import Rounds, drive
 from tdstore.errors import CorruptStoreError, UnsupportedError
@@ -157,12 +157,6 @@ def record_of_rows(record: Any, length: int, row: Sequence[int]) -> dict[str, An
     about = record["nested"]
     rest = [n if n == new else -1 for n, new in zip(about["shape"][1:], row, strict=True)]
     return {"nested": {**about, "shape": [length, *rest]}}
-
-
-def ragged_dim(tensor: Tensor) -> int:
-    """Return the dimension of a jagged tensor whose length differs."""
-    found: int = tensor._ragged_idx  # type: ignore[attr-defined]
-    return found
 
 
 def specs_of_nested(leaves: dict[str, Tensor]) -> dict[str, LeafSpec]:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.container.entries.nested_tensors import leaf_shape
-from tdstore.container.varlen.nested_leaves import jagged_parts, ragged_dim
+from tdstore.container.entries.nested_tensors import leaf_shape, ragged_dim
+from tdstore.container.varlen.nested_leaves import jagged_parts
 from tdstore.errors import BatchSizeError, UnsupportedError
 from tdstore.index.index_terms import as_terms
 from tdstore.index.rows import check_rows

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensor
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import BOUND, CONSOLIDATED, LOCKED, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.container.core.one_buffer import cloned, compare_copied, is_one_buffer, reduced
-from tdstore.container.entries.nested_tensors import leaf_shape
+from tdstore.container.entries.nested_tensors import leaf_shape, ragged_dim
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.entries.uninitialized import is_uninitialized, shape_shown
 from tdstore.container.storage.change_plan import Prepared, StorePlan, Undo
@@ -21,7 +21,7 @@ from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import entry, over
 from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
-from tdstore.container.varlen.nested_leaves import leaf_below, parts_of_nested, ragged_dim, specs_of_nested
+from tdstore.container.varlen.nested_leaves import leaf_below, parts_of_nested, specs_of_nested
 from tdstore.errors import (
     BatchSizeError,
     KeyNotFoundError,
