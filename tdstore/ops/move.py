@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
-from tdstore.errors import BatchSizeError, InvalidArgumentError
+from tdstore.errors import InvalidArgumentError
 from tdstore.index.shapes import as_dim, as_size, chunk_size, expand_shape, flat_args, split_sizes, view_shape
 from tdstore.ops import nested
 from tdstore.ops.base import OpsBase
@@ -370,43 +369,3 @@ class MoveOps(OpsBase):
         """
         at = as_dim(dim, len(self.batch_size))
         return self.split(chunk_size(self.batch_size[at], chunks), at)
-
-    def gather(self, dim: int, index: Tensor, out: Self | None = None, *, inplace: bool = False) -> Self:
-        """Gather rows along a batch dimension, as `torch.gather` on every leaf.
-
-        Args:
-            dim: the batch dimension.
-            index: an int64 tensor of positions along `dim`, with at most as many dimensions as the batch; those that it
-                lacks at the end are taken whole.
-            out: a TensorDict of the result's batch size to write into, in place.
-            inplace: let this TensorDict take over the result's leaves, and return it.
-
-        Raises:
-            InvalidArgumentError: both `out` and `inplace`.
-            BatchSizeError: `index` has more dimensions than the batch, or none for `dim`.
-            DimensionError: `dim` is out of range.
-
-        Example:
-            >>> td = TensorDict({"a": torch.tensor([10, 20, 30])}, [3])
-            >>> td.gather(0, torch.tensor([2, 0]))["a"]
-            tensor([30, 10])
-        """
-        if out is not None and inplace:
-            raise InvalidArgumentError("gather writes into `out` or in place: give one of the two")
-        old = self.batch_size
-        n, k = len(old), index.ndim
-        at = as_dim(dim, n)
-        if not at < k <= n:
-            raise BatchSizeError(f"an index of {k} dimensions cannot gather along dimension {at} of a batch of {n}")
-
-        def take(t: Tensor) -> Tensor:
-            rest = t.shape[k:]
-            wide = index.reshape(*index.shape, *(1,) * len(rest)).expand(*index.shape, *rest)
-            return t.gather(at, wide.to(t.device))
-
-        names = self._dim_names()
-        result = self._move(take, torch.Size((*index.shape, *old[k:])), names, keep_lock=False)
-        if out is None:
-            return self._apply_inplace_result(result, "gather", inplace)
-        update: Any = out
-        return update.update_(result)  # type: ignore[no-any-return]

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import torch
 
 from tdstore.container.core.container import Container
-from tdstore.container.display.text import ReprMixin
+from tdstore.container.display.methods import ReprMixin
 from tdstore.container.distribute.collectives import DistributedMixin
 from tdstore.container.distribute.map import MappingMixin
 from tdstore.container.functions import construct_and_join, torch_functions
+from tdstore.container.functions.compare import EqualityMixin
 from tdstore.container.methods.access import AccessMixin
+from tdstore.container.methods.apply import ApplyMixin
 from tdstore.container.methods.devices import PlacingMixin
 from tdstore.container.methods.entry_concat import ColumnsMixin
 from tdstore.container.methods.facts import MeasureMixin
 from tdstore.container.methods.filling import FillingMixin
+from tdstore.container.methods.masking import MaskingMixin
 from tdstore.container.methods.removing import RemovingMixin
 from tdstore.container.methods.selection import SelectionMixin
 from tdstore.container.methods.transforms import TransformsMixin
@@ -43,10 +46,13 @@ class TensorDictBase(
     RemovingMixin,
     SelectionMixin,
     TransformsMixin,
+    ApplyMixin,
     MeasureMixin,
     ColumnsMixin,
     PlacingMixin,
     FillingMixin,
+    MaskingMixin,
+    EqualityMixin,
     SavingMixin,
     NamedStorageMixin,
     GrowingMixin,

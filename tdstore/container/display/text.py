@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdstore.container.core.container import LEAF, VALUE, Container
-from tdstore.container.display.html import html
+from tdstore.container.core.container import LEAF, VALUE
 from tdstore.container.display.options import leaf_parts, level_lines, ordered, ordered_lines
-from tdstore.errors import StoreClosedError
 
 _LONG = 500
 """Characters of a value that are shown."""
@@ -42,31 +40,3 @@ def entry_text(td: Any, key: str) -> str:
 def indent(block: str) -> str:
     """Indent a block of lines by four spaces."""
     return "\n".join("    " + line for line in block.split("\n")) if block else ""
-
-
-class ReprMixin(Container):
-    """`repr(td)`."""
-
-    __slots__ = ()
-
-    def is_shared(self) -> bool:
-        """Check whether other processes of this machine see writes to the leaves."""
-        raise NotImplementedError
-
-    def _leaf_facts(self, key: str) -> tuple[Any, ...]:
-        """Return shape, device, dtype, shared flag and class name of a leaf, without reading it."""
-        raise NotImplementedError
-
-    def _dataset_lines(self) -> list[str]:
-        """Return the lines that a class adds about its dataset, below the other lines of a level."""
-        return []
-
-    def __repr__(self) -> str:
-        try:
-            return text(self)
-        except StoreClosedError as error:
-            return f"{type(self).__name__}(closed: {error.url})"
-
-    def _repr_html_(self) -> str:
-        """Render for notebooks: a tree that folds."""
-        return html(self)

@@ -1,10 +1,11 @@
-"""Values that are not tensors in comparisons, and an assertion for tests: two TensorDicts are close."""
+"""Compare TensorDicts: `==`, values that are not tensors in it, and `assert_close` for tests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,6 +57,29 @@ def keys_compared(mine: Mapping[str, Any], theirs: Mapping[Any, Any]) -> Mapping
     if mismatched:
         raise KeyNotFoundError(f"cannot compare TensorDicts with different keys: {sorted(map(str, mismatched))}")
     return dict.fromkeys([*mine, *theirs])
+
+
+class EqualityMixin(Container):
+    """`==` and `!=`, entry by entry."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> Any:
+        return self._compare(other, torch.eq)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compare(other, torch.ne)
+
+    def _compare(self, other: Any, op: Any) -> Any:
+        if not isinstance(other, (Container, Tensor, dict, bool, int, float, complex, np.ndarray, np.generic)):
+            return NotImplemented
+        mine = self._resident()
+        if isinstance(other, dict):
+            keys_compared(mine._data, other)
+            other = self._resident_class(other, batch_size=self._batch_size)
+        elif isinstance(other, np.ndarray):
+            other = torch.as_tensor(other)
+        return mine._compared(other._resident() if isinstance(other, Container) else other, op)
 
 
 def _is_none(entry: Any) -> bool:

@@ -1,18 +1,20 @@
-"""`apply`: a walk over the entries of a tree and of others beside it, and where its results go."""
+"""Apply a function to each leaf: `apply`, `named_apply`, `apply_`, and the walk over the trees."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, Container
+from tdstore.container.core.dim_names import as_names
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.index.shapes import as_size
 from tdstore.types import Path, path_text
 
 
@@ -112,6 +114,168 @@ class Mapper:
             return None
         result: Container = built
         return result
+
+
+class ApplyMixin(Container):
+    """apply, named_apply, apply_."""
+
+    __slots__ = ()
+
+    def apply(
+        self,
+        fn: Callable[..., Any],
+        *others: Any,
+        batch_size: Any = None,
+        device: Any = NO_DEFAULT,
+        names: Any = NO_DEFAULT,
+        inplace: bool = False,
+        default: Any = NO_DEFAULT,
+        filter_empty: bool | None = None,
+        propagate_lock: bool = False,
+        call_on_nested: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
+        out: Any = None,
+    ) -> Self:
+        """Call a function on each tensor, and return a TensorDict of the results.
+
+        With `others`, it is called with the tensors of the same key: `fn(leaf, *leaves of others)`. A result of None
+        drops the entry; `apply` returns None when every entry was dropped and `filter_empty` is not False.
+
+        Args:
+            fn: called with tensors of shape `[*B, ...]`; returns a tensor.
+            *others: TensorDicts with the keys of this one.
+            batch_size: of the result, when `fn` changes leading dimensions.
+            device: of the result.
+            names: names of the batch dimensions of the result.
+            inplace: write the results into this TensorDict.
+            default: stands for an entry that one of `others` lacks; without it that is a `KeyNotFoundError`.
+            filter_empty: leave out nested TensorDicts that end up empty.
+            propagate_lock: lock the result if this TensorDict is locked.
+            call_on_nested: call `fn` on nested TensorDicts and values too, instead of going into them.
+            is_leaf: called with the type of an entry that is not a tensor; True calls `fn` on the entry. With
+                `is_leaf_nontensor`, `fn` is called on values.
+            out: a TensorDict for the results, whose batch size is that of the results. Where it is locked, or its
+                tensors are in files, they are written into. Stored tensors are then read, and their results written, in
+                blocks of rows of bounded memory (so too with `inplace`): `fn` sees some rows at a time.
+
+        Raises:
+            KeyNotFoundError: one of `others` lacks an entry, and there is no `default`.
+            BatchSizeError: a result does not have the batch size.
+            LockedError: `inplace`, the TensorDict is locked, and a result cannot be written into its entry.
+
+        Example:
+            >>> td = TensorDict({"a": torch.ones(2), "n": {"b": torch.zeros(2)}}, [2])
+            >>> td.apply(lambda x, y: x + 2 * y, td)["a"]
+            tensor([3., 3.])
+        """
+        made: Self = self._map_leaves(
+            fn,
+            others,
+            False,
+            batch_size=batch_size,
+            device=device,
+            names=names,
+            inplace=inplace,
+            default=default,
+            filter_empty=filter_empty,
+            propagate_lock=propagate_lock,
+            call_on_nested=call_on_nested,
+            is_leaf=is_leaf,
+            out=out,
+        )
+        return made
+
+    def named_apply(self, fn: Callable[..., Any], *others: Any, nested_keys: bool = False, **kwargs: Any) -> Self:
+        """Call a function on each tensor with its key: as `apply`, with `fn(key, leaf, *leaves of others)`.
+
+        Args:
+            fn: called with the key first.
+            *others: TensorDicts with the keys of this one.
+            nested_keys: pass the whole path of a nested entry, a tuple; False passes its last part.
+            **kwargs: those of `apply`.
+
+        Raises:
+            KeyNotFoundError: one of `others` lacks an entry, and there is no `default`.
+
+        Example:
+            >>> td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2)}}, [2])
+            >>> td.named_apply(lambda key, x: x if key == "a" else -x)["n", "b"]
+            tensor([-1., -1.])
+        """
+
+        def call(path: Path, *leaves: Any) -> Any:
+            key = path if nested_keys and len(path) > 1 else path[-1]
+            return fn(key, *leaves)
+
+        made: Self = self._map_leaves(call, others, True, **kwargs)
+        return made
+
+    def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
+        """Call a function on each tensor, and write the results into the tensors in place.
+
+        Args:
+            fn: called with tensors, as of `apply`; returns a tensor of the same shape.
+            *others: TensorDicts with the keys of this one.
+            **kwargs: those of `apply`.
+
+        Returns:
+            This TensorDict.
+
+        Raises:
+            KeyNotFoundError: one of `others` lacks an entry, and there is no `default`.
+            ReadOnlyError: the dataset was opened in mode "r".
+
+        Example:
+            >>> td = TensorDict({"a": torch.ones(2)}, [2])
+            >>> td.apply_(lambda x: x + 1)["a"]
+            tensor([2., 2.])
+        """
+        self.apply(fn, *others, inplace=True, **kwargs)
+        return self
+
+    def _map_leaves(
+        self,
+        fn: Callable[..., Any],
+        others: tuple[Any, ...],
+        named: bool,
+        *,
+        batch_size: Any = None,
+        device: Any = NO_DEFAULT,
+        names: Any = NO_DEFAULT,
+        inplace: bool = False,
+        default: Any = NO_DEFAULT,
+        filter_empty: bool | None = None,
+        propagate_lock: bool = False,
+        call_on_nested: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
+        out: Any = None,
+    ) -> Any:
+        target = self if inplace else out
+        batch = self._batch_size if batch_size is None else as_size(batch_size)
+        if batch_size is None and target is not None and -1 not in target.batch_size:
+            batch = target.batch_size
+        if device is not NO_DEFAULT and device is not None:
+            device = torch.device(device)
+        of = NO_DEFAULT if target is not None else device
+        plan = Mapper(fn, named, default, filter_empty, call_on_nested, is_leaf, of)
+        made = self._mapped(plan, others, (), batch)
+        if target is not None:
+            if made is not None:
+                target.update(made, inplace=inplace or writes_in_place(target, made))
+            return target
+        if made is None:
+            return None
+        if device is not NO_DEFAULT and made.device != device:  # what was mapped as it is, a stored element above all
+            made = made.clear_device_() if device is None else made.to(device)
+        if names is not NO_DEFAULT:
+            made._set_names(as_names(names, len(batch)))
+        if propagate_lock and self.is_locked:
+            made.lock_()
+        return made
+
+    def _mapped(self, plan: Mapper, others: Sequence[Any], path: Path, batch: torch.Size) -> Any:
+        """Apply the function of `apply` to this container, at a path of the one that `apply` was called on."""
+        return plan.run(self._resident(), [o._resident() for o in others], path, batch)
 
 
 def _or_empty(entry: Any, default: Any, like: Any) -> Any:

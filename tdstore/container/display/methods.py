@@ -1,0 +1,38 @@
+"""The methods by which Python and notebooks display a container."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdstore.container.core.container import Container
+from tdstore.container.display.html import html
+from tdstore.container.display.text import text
+from tdstore.errors import StoreClosedError
+
+
+class ReprMixin(Container):
+    """`repr(td)`."""
+
+    __slots__ = ()
+
+    def is_shared(self) -> bool:
+        """Check whether other processes of this machine see writes to the leaves."""
+        raise NotImplementedError
+
+    def _leaf_facts(self, key: str) -> tuple[Any, ...]:
+        """Return shape, device, dtype, shared flag and class name of a leaf, without reading it."""
+        raise NotImplementedError
+
+    def _dataset_lines(self) -> list[str]:
+        """Return the lines that a class adds about its dataset, below the other lines of a level."""
+        return []
+
+    def __repr__(self) -> str:
+        try:
+            return text(self)
+        except StoreClosedError as error:
+            return f"{type(self).__name__}(closed: {error.url})"
+
+    def _repr_html_(self) -> str:
+        """Render for notebooks: a tree that folds."""
+        return html(self)
