@@ -39,3 +39,19 @@ def split(tensor: Tensor, sizes: Sequence[int], dim: int) -> Sequence[Tensor]:
             )
         )
     return pieces
+
+
+def narrow(tensor: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """Call `tensor.narrow(dim, start, length)`, for the rows of nested tensors too. The result shares memory.
+
+    Args:
+        tensor: any. Of a nested one, dimension 0 counts the rows.
+        dim: a dimension that is not negative.
+        start: the first position.
+        length: the number of positions.
+    """
+    if not tensor.is_nested or dim:
+        return tensor.narrow(dim, start, length)
+    if not length:  # of a strided one, torch makes no empty piece
+        start = 0
+    return split(tensor, [start, length, tensor.size(0) - start - length], 0)[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Self
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from tdstore.errors import BatchSizeError, InvalidArgumentError
 from tdstore.index.shapes import as_dim, flat_args
+from tdstore.ops import nested
 from tdstore.ops.move import MoveOps
 from tdstore.types import Names
 
@@ -148,7 +150,7 @@ class RearrangeOps(MoveOps):
         at = as_dim(dim, len(old))
         new = torch.empty(old, device="meta").narrow(at, start, length).shape  # torch checks the range
         first = start + old[at] if start < 0 else start
-        return self._move(lambda t: t.narrow(at, first, length), new, self._dim_names(), views=True)
+        return self._move(lambda t: nested.narrow(t, at, first, length), new, self._dim_names(), views=True)
 
     def flip(self, *args: Any, dims: Any = None) -> Self:
         """Reverse the order along batch dimensions, as [`torch.flip`][]. Copies."""
@@ -311,8 +313,14 @@ class RearrangeOps(MoveOps):
         at = as_dim(dim, len(old))
         parts = torch.empty(old, device="meta").tensor_split(_plain(indices_or_sections), at)
         where = _plain(indices_or_sections)
+        shapes = [part.shape for part in parts]
+        ends = [*accumulate(shape[at] for shape in shapes)][:-1] if isinstance(where, int) else where
+        rows = [range(old[at])[slice(*cut)] for cut in zip([None, *ends], [*ends, None], strict=True)]
         return self._fan_out(
-            lambda t: t.tensor_split(where, at), [p.shape for p in parts], self._dim_names(), keep_lock=True
+            lambda t: [nested.narrow(t, at, row.start, len(row)) for row in rows],
+            shapes,
+            self._dim_names(),
+            keep_lock=True,
         )
 
 

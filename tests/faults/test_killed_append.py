@@ -33,9 +33,20 @@ POINTS: list[tuple[Any, str]] = [
 
 def dataset(n: int, base: int = 0) -> TensorDict:
     n += base
+    ragged = torch.nested.nested_tensor_from_jagged(torch.arange(tokens(n)), torch.tensor([*map(tokens, range(n + 1))]))
     return TensorDict(
-        {"a": torch.arange(3.0 * n).reshape(n, 3), "n": {"b": torch.arange(n)}, "each": [f"{i}" for i in range(n)]}, [n]
+        {
+            "a": torch.arange(3.0 * n).reshape(n, 3),
+            "n": {"b": torch.arange(n), "tokens": ragged},
+            "each": [f"{i}" for i in range(n)],
+        },
+        [n],
     )
+
+
+def tokens(n: int) -> int:
+    """How many elements the ragged entry has in `n` rows: 1, 2, 0, 1, 2, 0, ..."""
+    return sum((i + 1) % 3 for i in range(n))
 
 
 def appended(location: str, options: dict[str, Any], base: int, kill_at: int) -> tuple[int, int]:
@@ -86,6 +97,9 @@ def found(location: str, options: dict[str, Any], base: int) -> str:
     n = len(td)
     for key in ("a", ("n", "b")):
         assert torch.equal(td[key], dataset(4, base)[key][:n]), key
+    ragged = td["n", "tokens"]
+    assert ragged.size(0) == n and torch.equal(ragged.values(), torch.arange(tokens(n))), "rows that are wholly there"
+    assert ragged.offsets().tolist() == [*map(tokens, range(n + 1))]
     assert td["each"] == dataset(n)["each"] and td["n"].batch_size == (n,)
     td.close()
     assert n - base in (3, 4)
@@ -94,7 +108,7 @@ def found(location: str, options: dict[str, Any], base: int) -> str:
 
 # From COLUMN_FROM values on they are leaves: with a base of 252 the append that is killed makes these, and with 253 it
 # adds to them.
-PLACES = [(where, 0) for where in ("memmap", "zarr", "h5", "objects", "shm", "redis")]
+PLACES = [(where, 0) for where in ("memmap", "zarr", "h5", "objects", "shm", "redis", "tdz")]
 PLACES += [("memmap", 252), ("h5", 252), ("memmap", 253), ("h5", 253)]
 
 
@@ -109,7 +123,7 @@ def test_killed(where: str, base: int, tmp_path: Path, request: pytest.FixtureRe
     seen = []
 
     def fresh(i: int) -> str:
-        location = f"{at}{i}" + (f".{where}" if where in ("h5", "zarr") else "")
+        location = f"{at}{i}" + (f".{where}" if where in ("h5", "zarr", "tdz") else "")
         td = dataset(2, base).save(location, **options)
         td.append(dataset(3, base)[-1])  # it has grown before: chunks, spare room
         if where == "shm":

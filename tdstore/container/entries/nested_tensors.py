@@ -40,8 +40,26 @@ def forms(parts: Sequence[Any]) -> str:
 
 
 def nested(parts: list[Tensor], layout: torch.layout) -> Tensor:
-    """Build a nested tensor from its components."""
+    """Build a nested tensor from its components.
+
+    Raises:
+        UnevenError: a component is a nested tensor itself.
+    """
+    if any(part.is_nested for part in parts):
+        raise UnevenError(
+            f"nested tensors cannot be the components of one: {forms(parts)}",
+            hint="get(key, as_padded_tensor=True) or as_list=True; torch.cat(td.tensordicts) joins their rows",
+        )
     return torch.nested.as_nested_tensor(parts, layout=layout)
+
+
+def _dense(tensor: Tensor, side: str, value: float) -> Tensor:
+    """Pad the rows of a nested tensor to the longest."""
+    rows = list(tensor.unbind())
+    if not rows:
+        shape = [max(n, 0) for n in leaf_shape(tensor)]
+        return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+    return torch.stack(padded(rows, side, value))
 
 
 def padded(parts: list[Tensor], side: str, value: float) -> list[Tensor]:
@@ -54,6 +72,8 @@ def padded(parts: list[Tensor], side: str, value: float) -> list[Tensor]:
         raise InvalidArgumentError(f"padding_side is 'right' or 'left', not {side!r}")
     if len({p.ndim for p in parts}) > 1:
         raise UnevenError(f"tensors of different rank cannot be padded: {forms(parts)}")
+    if any(p.is_nested for p in parts):
+        parts = [_dense(p, side, value) if p.is_nested else p for p in parts]
     size = [max(c) for c in zip(*(p.shape for p in parts), strict=True)]
     out = []
     for part in parts:

@@ -65,7 +65,14 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
                 ragged = fn is torch.cat and not dim and any(part.is_nested for part in column if is_batched(part))
                 data[key] = concat_rows(column) if ragged else fn(column, dim)
             except (RuntimeError, TypeError) as error:
-                raise InvalidStateError(f"cannot {what} the entries {path_text((*path, key))}: {error}") from error
+                where = path_text((*path, key))
+                if fn is torch.stack and any(part.is_nested for part in column if is_batched(part)):
+                    raise InvalidStateError(
+                        f"cannot stack the entries {where}: they are nested tensors, and one with two dimensions of "
+                        "rows does not exist",
+                        hint="tdstore.lazy_stack() keeps them apart; torch.cat() joins their rows",
+                    ) from error
+                raise InvalidStateError(f"cannot {what} the entries {where}: {error}") from error
         elif _all_plain(column):
             below = value._batch_size  # the common case, without a look at each
             wide = new if len(below) == n else torch.Size((*new, *below[n:]))
