@@ -12,6 +12,7 @@ from typing import Any
 from tdstore import errors
 from tdstore.base import TensorDictBase
 from tdstore.builtin.tdz.pack_unpack import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
+from tdstore.container.concat.opening import concat
 from tdstore.container.core.defaults import get_defaults_to_none, set_get_defaults_to_none
 from tdstore.container.core.tensor_attrs import TensorAttrs
 from tdstore.container.display.options import get_printoptions, set_printoptions
@@ -276,6 +277,7 @@ __all__ = [
     "backends",
     "capture_non_tensor_stack",
     "cat",
+    "concat",
     "copy",
     "default_is_leaf",
     "dense_stack_tds",

@@ -152,7 +152,7 @@ class WorkerDiedError(TDStoreError, RuntimeError):
 
 
 class MismatchError(TDStoreError, RuntimeError):
-    """The ranks of a transfer hold different structures, or one of them cannot take part."""
+    """Structures differ that should be alike: of the ranks of a transfer, or of places that are concatenated."""
 
 
 class EmptyBufferError(TDStoreError, RuntimeError, AssertionError):

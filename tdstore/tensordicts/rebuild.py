@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tdstore.builtin.memmap import tensor
 from tdstore.builtin.shared import store as shared
+from tdstore.container.concat import opening as concat
 from tdstore.container.core import one_buffer
 from tdstore.container.core.locks import THROUGH
 from tdstore.container.entries import unbatched
@@ -73,6 +74,7 @@ def register_kinds() -> None:
     register("LazyStackedTensorDict", stack.rebuilt, safe=stack.rebuilt)
     register("PersistentTensorDict", persistent.rebuilt, safe=persistent.rebuilt)
     register("StoreHandle", handle.reopened, safe=opened_for_reading)
+    register("ConcatHandle", concat.reopened)
     register("SharedHandle", shared.found)
     register("consolidated", one_buffer.unpickled, safe=one_buffer.unpickled)
     register("MetaData.of", typed_metadata.rebuilt, safe=typed_metadata.rebuilt)

@@ -43,6 +43,7 @@ ROWS: list[str] = [
     "container/varlen/",
     "container/core/",
     "container/storage/",
+    "container/concat/",
     "container/functions/",
     "container/methods/",
     "container/persistence/",

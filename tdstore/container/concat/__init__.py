@@ -1,0 +1,1 @@
+"""Several datasets read as one, concatenated along the first batch dimension."""
