@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import weakref
 
@@ -12,9 +11,10 @@ from h5py import h5f, h5fd, h5p
 from tdstore.errors import StoreIOError
 from tdstore_h5.faults import h5_errors
 from tdstore_h5.file.handle import Handle
+from tdstore_h5.file.seekable import SeekableBytes
 
 
-class CommittedBytes(io.RawIOBase):
+class CommittedBytes(SeekableBytes):
     """The bytes of a file until its next change. Its lock is held as long as this is open.
 
     Args:
@@ -28,20 +28,9 @@ class CommittedBytes(io.RawIOBase):
         self._fd = os.dup(fd)
         self._url = url
         self._owner: object = owner
-        self._at = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, os.fstat(self._open()).st_size if whence == io.SEEK_END else 0)[whence]
-        return self._at
+    def _length(self) -> int:
+        return os.fstat(self._open()).st_size
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # h5py passes nothing else
         count = os.preadv(self._open(), [buffer], self._at)

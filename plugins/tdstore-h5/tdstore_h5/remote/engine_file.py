@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import io
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import numpy as np
 from tdstore.engine import Engine
 from tdstore.errors import CorruptStoreError, TDStoreError
 from tdstore.index.ranges import Batch, Ints, Range
+from tdstore_h5.file.seekable import SeekableBytes
 
 BLOCK = 256 << 10
 """Structure that is not at the ends comes in blocks of this size."""
@@ -22,7 +22,7 @@ KEPT = 64 << 20
 """Bytes of cached blocks."""
 
 
-class EngineFile(io.RawIOBase):
+class EngineFile(SeekableBytes):
     """A read-only, seekable file. Errors of the engine are recorded in `failure`: HDF5 reports only a failed read.
 
     Args:
@@ -36,7 +36,6 @@ class EngineFile(io.RawIOBase):
         self.key = key
         self.url = engine.where(key)
         self.failure: TDStoreError | None = None
-        self._at = 0
         self._blocks: OrderedDict[int, memoryview] = OrderedDict()
         self._pieces: tuple[list[int], list[memoryview]] = ([], [])
         self._own: tuple[list[int], list[memoryview]] = ([], [])
@@ -60,19 +59,8 @@ class EngineFile(io.RawIOBase):
         self._own = (starts, [pieces[start] for start in starts])
 
     # -- for h5py ------------------------------------------------------------------------
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
-        self._at = base + offset
-        return self._at
+    def _length(self) -> int:
+        return self.size
 
     def readinto(self, buffer: object) -> int:
         target = memoryview(buffer).cast("B")  # type: ignore[arg-type]

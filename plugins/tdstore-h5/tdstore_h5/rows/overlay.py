@@ -10,7 +10,6 @@ and everything after it is dropped.
 from __future__ import annotations
 
 import errno
-import io
 import os
 import struct
 import sys
@@ -22,6 +21,7 @@ import numpy as np
 
 from tdstore.storekit import files
 from tdstore_h5.file.journal import PROBE, Bytes, Journal, apply, probes_of, read_exact, set_size
+from tdstore_h5.file.seekable import SeekableBytes
 
 SPILL = 4 << 20
 """Bytes in memory from which on they are moved to the journal."""
@@ -45,7 +45,7 @@ class Extent(NamedTuple):
         return Extent(start, stop, data, self.position + start - self.start)
 
 
-class Overlay(io.RawIOBase):
+class Overlay(SeekableBytes):
     """A file with an overlay of changes.
 
     Args:
@@ -68,27 +68,16 @@ class Overlay(io.RawIOBase):
         """Whether this is a forked copy: nothing of it reaches the storage."""
         self.complete = False
         """Whether the journal holds a commit that must be applied."""
-        self._at = 0
         self._starts: list[int] = []
         self._extents: list[Extent] = []
         self._in_memory = 0
 
     # -- for HDF5 ------------------------------------------------------------------------
-    def readable(self) -> bool:
-        return True
-
     def writable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self.size)[whence]
-        return self._at
+    def _length(self) -> int:
+        return self.size
 
     def readinto(self, buffer: Any) -> int:
         target = np.frombuffer(buffer, np.uint8)
