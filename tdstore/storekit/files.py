@@ -16,7 +16,6 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import NoReturn
 
 from tdstore.errors import (
@@ -26,7 +25,6 @@ from tdstore.errors import (
     StoreExistsError,
     StoreIOError,
     StoreNotFoundError,
-    TDStoreError,
 )
 from tdstore.storekit import refusals
 
@@ -45,7 +43,7 @@ class NotRegularError(OSError):
     """A symlink, FIFO, device or folder where a plain file belongs."""
 
 
-class io_errors:  # noqa: N801 - reads as a statement: `with io_errors(url):`
+class io_errors(refusals.ErrorTranslation[OSError]):  # noqa: N801 - reads as a statement: `with io_errors(url):`
     """Turn every `OSError` into the `StoreError` of its kind, with the location and the file.
 
     Args:
@@ -59,21 +57,15 @@ class io_errors:  # noqa: N801 - reads as a statement: `with io_errors(url):`
         tdstore.errors.StoreNotFoundError: runs/1: opening: No such file or directory (/no/such/file)
     """
 
-    __slots__ = ("doing", "url", "writing")
+    __slots__ = ("writing",)
+    caught = (OSError,)
 
     def __init__(self, url: str, doing: str = "", *, writing: bool = True) -> None:
-        self.url = url
-        self.doing = doing
-        self.writing = writing
+        self.url, self.doing, self.writing = url, doing, writing  # of every read: without a second call
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, OSError) and not isinstance(error, TDStoreError):
-            raise_io(error, self.url, self.doing, writing=self.writing)
+    def translate(self, error: OSError) -> NoReturn:
+        """Raise the `StoreError` for an error of the system."""
+        raise_io(error, self.url, self.doing, writing=self.writing)
 
 
 def raise_io(error: OSError, url: str, doing: str = "", *, writing: bool = True) -> NoReturn:
@@ -351,6 +343,15 @@ def make_dir(name: str, parent: int, mode: int = 0o777) -> None:
 def open_dir(path: str) -> int:
     """Open a directory by path (the one step in which links of the user are followed)."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+@contextlib.contextmanager
+def closing(fd: int) -> Iterator[int]:
+    """Close a descriptor at the end of a `with` block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def is_same_open(fd: int, other: int) -> bool:

@@ -1,13 +1,16 @@
 """Errors of stores: one text for one cause, whichever backend raises it.
 
 Each function makes an error, which the caller raises: `raise refusals.closed(url)`. Messages name the place, and
-hints give the remedy.
+hints give the remedy. `ErrorTranslation` turns the errors of a library into them.
 """
 
 from __future__ import annotations
 
 import difflib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Generic, NoReturn, TypeVar
 
 import torch
 
@@ -23,12 +26,59 @@ from tdstore.errors import (
     StoreError,
     StoreExistsError,
     StoreNotFoundError,
+    TDStoreError,
     UnsupportedError,
 )
 from tdstore.types import Path, path_text
 
+E = TypeVar("E", bound=Exception)
+
 _SHOWN = 5
 """Names that a message lists."""
+
+
+# -- errors of libraries ------------------------------------------------------------------
+class ErrorTranslation(ABC, Generic[E]):
+    """Base of a `with` block that raises the errors of a library, or of the system, as those of tdstore.
+
+    A subclass lists the classes of errors in `caught`, and raises the right `StoreError` in `translate`. Errors of
+    tdstore pass.
+
+    Args:
+        url: the location, for messages.
+        doing: the operation, for messages, such as "reading".
+
+    Example:
+        >>> class number_errors(ErrorTranslation[ValueError]):
+        ...     caught = (ValueError,)
+        ...
+        ...     def translate(self, error):
+        ...         raise StoreError(f"{self.url}: {self.doing}: not a number", url=self.url) from error
+        >>> with number_errors("runs/1", "reading"):
+        ...     int("one")
+        Traceback (most recent call last):
+        ...
+        tdstore.errors.StoreError: runs/1: reading: not a number
+    """
+
+    __slots__ = ("doing", "url")
+    caught: tuple[type[E], ...]
+
+    def __init__(self, url: str, doing: str) -> None:
+        self.url, self.doing = url, doing
+
+    @abstractmethod
+    def translate(self, error: E) -> NoReturn:
+        """Raise the `StoreError` for an error of a class in `caught`."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, self.caught) and not isinstance(error, TDStoreError):
+            self.translate(error)
 
 
 # -- the state of a store -----------------------------------------------------------------

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import re
-from types import TracebackType
+from typing import NoReturn
 
-from tdstore.errors import CorruptStoreError, OptionError, StoreBusyError, StoreError, StoreIOError, TDStoreError
+from tdstore.errors import CorruptStoreError, OptionError, StoreBusyError, StoreError, StoreIOError
+from tdstore.storekit import refusals
 from tdstore.storekit.files import raise_io
 
 # HDF5 keeps the errno of a failed system call in its text only.
@@ -18,33 +19,26 @@ _MEMORY = re.compile(r"memory allocation failed|out of memory|(can't|unable to) 
 _LIBRARY = (RuntimeError, ValueError, TypeError, KeyError, OverflowError, NotImplementedError, SystemError, MemoryError)
 
 
-class h5_errors:  # noqa: N801 - reads as a statement: `with h5_errors(url, "reading"):`
+class h5_errors(refusals.ErrorTranslation[Exception]):  # noqa: N801 - reads as a statement: `with h5_errors(url, "reading"):`
     """Turn any exception of h5py into the `StoreError` of its kind.
 
     A failing storage is a `StoreIOError` with its errno, a lack of memory one with ENOMEM. All else is `otherwise`:
     `CorruptStoreError` where the file is read, `OptionError` where the caller's options are applied.
     """
 
-    __slots__ = ("doing", "otherwise", "url")
+    __slots__ = ("otherwise",)
+    caught = (OSError, *_LIBRARY)
 
     def __init__(self, url: str, doing: str, otherwise: type[StoreError] = CorruptStoreError) -> None:
-        self.url = url
-        self.doing = doing
+        super().__init__(url, doing)
         self.otherwise = otherwise
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None or isinstance(error, TDStoreError):
-            return
-        if isinstance(error, (OSError, *_LIBRARY)):
-            raise_h5(error, self.url, self.doing, self.otherwise)
+    def translate(self, error: Exception) -> NoReturn:
+        """Raise the `StoreError` for an error."""
+        raise_h5(error, self.url, self.doing, self.otherwise)
 
 
-def raise_h5(error: Exception, url: str, doing: str, otherwise: type[StoreError] = CorruptStoreError) -> None:
+def raise_h5(error: Exception, url: str, doing: str, otherwise: type[StoreError] = CorruptStoreError) -> NoReturn:
     """Raise the `StoreError` for an exception of h5py."""
     text = " ".join(str(error).split())
     found = _ERRNO.search(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
-from types import TracebackType
+from typing import NoReturn
 
 import hiredis
 
@@ -15,10 +15,10 @@ from tdstore.errors import (
     ReadOnlyError,
     StoreError,
     StoreIOError,
-    TDStoreError,
     TransientError,
     UnsupportedError,
 )
+from tdstore.storekit import refusals
 
 
 class ServerError(Exception):
@@ -34,24 +34,19 @@ class Lost(OSError):
     """The connection ended in the middle; the last commands may or may not have arrived."""
 
 
-class redis_errors:  # noqa: N801 - reads as a statement: `with redis_errors(url, server, "reading"):`
+class redis_errors(refusals.ErrorTranslation[Exception]):  # noqa: N801 - reads as a statement: `with redis_errors(url, server, "reading"):`
     """Turn any error of the connection or the server into the `StoreError` of its kind."""
 
-    __slots__ = ("doing", "server", "url")
+    __slots__ = ("server",)
+    caught = (ServerError, OSError, hiredis.HiredisError)
 
     def __init__(self, url: str, server: str, doing: str) -> None:
-        self.url, self.server, self.doing = url, server, doing
+        super().__init__(url, doing)
+        self.server = server
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None or isinstance(error, TDStoreError):
-            return
-        if isinstance(error, (ServerError, OSError, hiredis.HiredisError)):
-            raise translate(error, self.url, self.server, self.doing) from error
+    def translate(self, error: Exception) -> NoReturn:
+        """Raise the `StoreError` for an error."""
+        raise translate(error, self.url, self.server, self.doing) from error
 
 
 def translate(error: Exception, url: str, server: str, doing: str) -> StoreError:

@@ -61,12 +61,7 @@ def read_tensordict(root: int, url: str) -> tuple[Header, list[LeafFile]]:
     reader = TensordictReader(url)
     with files.Tree(root) as tree:
         reader.tree = tree
-        todo: list[tuple[Path, FileParts]] = [((), ())]
-        while todo:
-            todo += reversed(reader.group(*todo.pop()))
-            if len(reader.groups) > MAX_GROUPS:
-                raise CorruptStoreError(f"{url} has more than {MAX_GROUPS} groups", url=url)
-    return Header(reader.groups), reader.leaves
+        return reader.read()
 
 
 class TensordictReader:
@@ -78,6 +73,15 @@ class TensordictReader:
         self.url = url
         self.groups: dict[Path, Group] = {}
         self.leaves: list[LeafFile] = []
+
+    def read(self) -> tuple[Header, list[LeafFile]]:
+        """Read all folders, from the root on."""
+        todo: list[tuple[Path, FileParts]] = [((), ())]
+        while todo:
+            todo += reversed(self.group(*todo.pop()))
+            if len(self.groups) > MAX_GROUPS:
+                raise CorruptStoreError(f"{self.url} has more than {MAX_GROUPS} groups", url=self.url)
+        return Header(self.groups), self.leaves
 
     def group(self, path: Path, folder: FileParts) -> list[tuple[Path, FileParts]]:
         """Read one folder; returns the groups below it."""

@@ -72,10 +72,10 @@ def pack_memmap(
         raise refusals.other_kind(target, "inside the folder that it packs")
     with files.io_errors(source, "packing"):
         try:
-            root = files.open_dir(source)
+            opened = files.open_dir(source)
         except NotADirectoryError as error:
             raise StoreNotFoundError(f"{source} is not a folder", url=source) from error
-        try:
+        with files.closing(opened) as root:
             names = sorted((p for p, is_dir in files.walk(root) if not is_dir), key=lambda p: (p[-1] != META, p))
             if (PACK,) in names:
                 raise refusals.packed_leaves(source, "put into an archive")
@@ -83,29 +83,22 @@ def pack_memmap(
                 raise StoreNotFoundError(f"{source} has no {META}: not a memmap directory", url=source)
             names = [p for p in names if p[-1] != session.NAME and not files.is_temp(p[0])]
             _write_atomically(target, lambda fd: _pack(root, names, fd, method, compresslevel, source))
-        finally:
-            os.close(root)
     return Path(archive_path)
 
 
 def _write_atomically(target: str, write: Callable[[int], Any]) -> None:
     """Write a new file under a temporary name, and rename it once it is complete."""
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    folder = files.open_dir(os.path.dirname(target))
-    fd, temp = -1, ""
-    try:
-        fd, temp = new_file(folder)
-        write(fd)
-        files.fsync(fd)
-        files.rename(temp, folder, os.path.basename(target), folder)
-    except BaseException:
-        if temp:
-            files.unlink_if_there(temp, folder)
-        raise
-    finally:
-        if fd >= 0:
-            os.close(fd)
-        os.close(folder)
+    with files.closing(files.open_dir(os.path.dirname(target))) as folder:
+        opened, temp = new_file(folder)
+        with files.closing(opened) as fd:
+            try:
+                write(fd)
+                files.fsync(fd)
+                files.rename(temp, folder, os.path.basename(target), folder)
+            except BaseException:
+                files.unlink_if_there(temp, folder)
+                raise
 
 
 def _pack(root: int, names: list[FileParts], fd: int, method: int, level: int | None, url: str) -> None:
@@ -115,8 +108,7 @@ def _pack(root: int, names: list[FileParts], fd: int, method: int, level: int | 
         files.Tree(root) as tree,
     ):
         for parts in names:
-            source = tree.open(parts)
-            try:
+            with files.closing(tree.open(parts)) as source:
                 size, name = os.fstat(source).st_size, "/".join(parts)
                 if not name.endswith(SUFFIX):
                     archive.writestr(name, os.pread(source, size, 0), zipfile.ZIP_STORED)
@@ -126,8 +118,6 @@ def _pack(root: int, names: list[FileParts], fd: int, method: int, level: int | 
                     info, _ = new_info(name, size, archive.start_dir)
                 with archive.open(info, "w", force_zip64=True) as target:
                     copy_range(source, 0, size, target)
-            finally:
-                os.close(source)
 
 
 def unpack_memmap(archive_path: Place, prefix: Place) -> Path:
@@ -149,44 +139,33 @@ def unpack_memmap(archive_path: Place, prefix: Place) -> Path:
     lifetime.settle()
     with files.io_errors(source, "unpacking"):
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        fd, folder, temp = -1, files.open_dir(os.path.dirname(target)), files.temp_name()
-        try:
-            fd = _open(source)
+        with files.closing(files.open_dir(os.path.dirname(target))) as folder, files.closing(_open(source)) as fd:
             listing = read_listing(fd, source)
             if (META,) not in listing.members:
                 raise CorruptStoreError(f"{source} has no {META}: not an archive of a dataset", url=source)
             for member in listing.members.values():
                 check_ratio(member.info, source)
-            there = _check_target(target)
-            files.make_dir(temp, folder)
-            root = os.open(temp, files.SAFE_DIR, dir_fd=folder)
+            there, temp = _check_target(target), files.temp_name()
             try:
-                _unpack(fd, listing, root, source)
-                files.fsync_tree(root)
-            finally:
-                os.close(root)
-            if there:
-                files.exchange(temp, os.path.basename(target), folder)
-                files.remove_tree(temp, folder, first=(documents.NAME,))
-            else:
-                files.rename(temp, folder, os.path.basename(target), folder)
-        except BaseException:
-            if os.path.isdir(os.path.join(os.path.dirname(target), temp)):
-                files.remove_tree(temp, folder)
-            raise
-        finally:
-            if fd >= 0:
-                os.close(fd)
-            os.close(folder)
+                files.make_dir(temp, folder)
+                with files.closing(os.open(temp, files.SAFE_DIR, dir_fd=folder)) as root:
+                    _unpack(fd, listing, root, source)
+                    files.fsync_tree(root)
+                if there:
+                    files.exchange(temp, os.path.basename(target), folder)
+                    files.remove_tree(temp, folder, first=(documents.NAME,))
+                else:
+                    files.rename(temp, folder, os.path.basename(target), folder)
+            except BaseException:
+                if os.path.isdir(os.path.join(os.path.dirname(target), temp)):
+                    files.remove_tree(temp, folder)
+                raise
     return Path(prefix)
 
 
 def _open(source: str) -> int:
-    folder = files.open_dir(os.path.dirname(source))
-    try:
+    with files.closing(files.open_dir(os.path.dirname(source))) as folder:
         return files.open_plain(os.path.basename(source), folder)
-    finally:
-        os.close(folder)
 
 
 def _check_target(target: str) -> bool:
@@ -207,16 +186,13 @@ def _unpack(fd: int, listing: Listing, root: int, url: str) -> None:
         for parts, member in listing.members.items():
             if parts == (documents.NAME,) or parts[-1] == session.NAME:
                 continue
-            out = tree.open(parts, os.O_RDWR | os.O_CREAT | os.O_EXCL, create=True)
-            try:
+            with files.closing(tree.open(parts, os.O_RDWR | os.O_CREAT | os.O_EXCL, create=True)) as out:
                 summer, at = Summer(member.info.file_size), 0
                 for block in blocks_of(fd, member, url):
                     files.write_at(out, memoryview(block), at)
                     summer.add(np.frombuffer(block, np.uint8))
                     at += len(block)
                 sums[parts] = summer.sums()
-            finally:
-                os.close(out)
         manifest_member = listing.members.get((documents.NAME,))
         if manifest_member is not None:
             raw = read_manifest(fd, manifest_member, url)

@@ -23,7 +23,7 @@ from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.memmap.tensordict_layout import MAX_META, MAX_PICKLE, META, TensordictReader, reject_duplicate_keys
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreError, UnsupportedError
-from tdstore.header import MAX_GROUPS, Header
+from tdstore.header import Header
 from tdstore.storekit import documents, refusals
 from tdstore.storekit.checksums import BLOCK, Summer, Sums
 from tdstore.storekit.session import FileParts
@@ -318,7 +318,7 @@ def read_dataset(fd: int, listing: Listing, url: str) -> tuple[bytes, Header, li
         leaves = [LeafFile.from_record(record) for record in document.leaves]
     elif (META,) in listing.members:
         raw = b""
-        header, leaves = _read_tensordict(fd, listing, url)
+        header, leaves = _ArchiveReader(fd, listing, url).read()
     else:
         raise CorruptStoreError(f"{url} is a zip without {META}: not an archive of a dataset", url=url)
     entries = []
@@ -334,16 +334,6 @@ def read_dataset(fd: int, listing: Listing, url: str) -> tuple[bytes, Header, li
             )
         leaf.info, leaf.start, leaf.crc = member.info, member.start, member.info.CRC
     return raw, header, entries
-
-
-def _read_tensordict(fd: int, listing: Listing, url: str) -> tuple[Header, list[LeafFile]]:
-    reader = _ArchiveReader(fd, listing, url)
-    todo: list[tuple[Path, FileParts]] = [((), ())]
-    while todo:
-        todo += reversed(reader.group(*todo.pop()))
-        if len(reader.groups) > MAX_GROUPS:
-            raise CorruptStoreError(f"{url} has more than {MAX_GROUPS} groups", url=url)
-    return Header(reader.groups), reader.leaves
 
 
 class _ArchiveReader(TensordictReader):

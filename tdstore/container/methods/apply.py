@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from tdstore.container.core.container import GROUP, LEAF, Container
+from tdstore.container.core.container import Container
 from tdstore.container.core.dim_names import as_names
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.methods.access import NO_DEFAULT
+from tdstore.container.storage.block_writer import leaf_forms
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.index.shapes import as_size
@@ -29,18 +30,8 @@ def writes_in_place(out: Any, made: Any) -> bool:
         return True
     if not isinstance(out, Container._stored_class):
         return False
-    there = dict(_facts(out, ()))
-    return all(there.get(path) == facts for path, facts in _facts(made, ()))
-
-
-def _facts(node: Any, path: Path) -> Iterator[tuple[Path, tuple[torch.Size, torch.dtype]]]:
-    for key in node._first_keys():
-        kind = node._kind(key)
-        if kind == GROUP:
-            yield from _facts(node._raw(key), (*path, key))
-        elif kind == LEAF:
-            shape, _, dtype, *_ = node._leaf_facts(key)
-            yield (*path, key), (shape, dtype)
+    there = dict(leaf_forms(out))
+    return all(there.get(path) == facts for path, facts in leaf_forms(made))
 
 
 class Mapper:

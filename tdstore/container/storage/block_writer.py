@@ -25,8 +25,8 @@ def into(td: Any, out: Any, run: Callable[[Any, slice], Any], *, exact: bool = F
     batch = td.batch_size
     if not batch or out.batch_size != batch or not batch[0] or -1 in batch:
         return False
-    mine = {path: (shape, dtype) for path, shape, dtype in _facts(td, ())}
-    there = {path: (shape, dtype) for path, shape, dtype in _facts(out, ())}
+    mine = dict(leaf_forms(td))
+    there = dict(leaf_forms(out))
     if any(-1 in shape or path not in there or there[path][0] != shape for path, (shape, _) in mine.items()):
         return False
     row = sum(prod(shape[1:]) * dtype.itemsize for shape, dtype in mine.values())
@@ -50,7 +50,7 @@ def into(td: Any, out: Any, run: Callable[[Any, slice], Any], *, exact: bool = F
 
 def _others(made: Any, there: dict[Path, tuple[torch.Size, torch.dtype]]) -> bool:
     """Return whether results have other dtypes than the entries that they would be written into."""
-    return any(dtype != there.get(path, (None, dtype))[1] for path, _, dtype in _facts(made, ()))
+    return any(dtype != there.get(path, (None, dtype))[1] for path, (_, dtype) in leaf_forms(made))
 
 
 T = TypeVar("T")
@@ -67,11 +67,12 @@ def rows_of(operand: T, rows: slice, batch: torch.Size) -> T:
     return found
 
 
-def _facts(node: Any, path: Path) -> Iterator[tuple[Path, torch.Size, torch.dtype]]:
+def leaf_forms(node: Any, path: Path = ()) -> Iterator[tuple[Path, tuple[torch.Size, torch.dtype]]]:
+    """Yield the path, shape and dtype of each leaf below a container; no leaf is read."""
     for key in node._first_keys():
         kind = node._kind(key)
         if kind == GROUP:
-            yield from _facts(node._raw(key), (*path, key))
+            yield from leaf_forms(node._raw(key), (*path, key))
         elif kind == LEAF:
             shape, _, dtype, *_ = node._leaf_facts(key)
-            yield (*path, key), shape, dtype
+            yield (*path, key), (shape, dtype)

@@ -6,8 +6,7 @@ import asyncio
 import threading
 import warnings
 from collections.abc import AsyncIterator, Iterable
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import msgspec
 import numpy as np
@@ -17,8 +16,9 @@ from zarr.abc.buffer import Buffer, BufferPrototype
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
 from tdstore.engine import Engine
-from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError, TDStoreError
+from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError
 from tdstore.index.ranges import Range
+from tdstore.storekit import refusals
 from tdstore.types import StoreIndex, path_text
 from tdstore_zarr.layout.document import NAME
 from tdstore_zarr.layout.leaf import Leaf, Stored, seal
@@ -111,24 +111,18 @@ class LeafView(Store):
             yield NAME
 
 
-class zarr_errors:  # noqa: N801 - reads as a statement: `with zarr_errors(url, "reading"):`
+class zarr_errors(refusals.ErrorTranslation[Exception]):  # noqa: N801 - reads as a statement: `with zarr_errors(url, "reading"):`
     """Turn any exception of zarr-python and its codecs into a `StoreError`."""
 
-    __slots__ = ("doing", "otherwise", "url")
+    __slots__ = ("otherwise",)
+    caught = (Exception,)
 
     def __init__(self, url: str, doing: str, otherwise: type[StoreError] = CorruptStoreError) -> None:
-        self.url = url
-        self.doing = doing
+        super().__init__(url, doing)
         self.otherwise = otherwise
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not isinstance(error, Exception) or isinstance(error, TDStoreError):
-            return
+    def translate(self, error: Exception) -> NoReturn:
+        """Raise the `StoreError` for an error."""
         raise self.otherwise(
             f"{self.url}: {self.doing}: {type(error).__name__}: {' '.join(str(error).split())[:300]}", url=self.url
         ) from error
