@@ -234,3 +234,15 @@ def test_places_that_change_meanwhile(tmp_path: Path) -> None:
     assert td.batch_size == (601,) and td[3]["name"].startswith("a longer name")
     assert td[300]["row"] == 300 and td[301]["row"] == 300
     td.close()
+
+
+def test_servers_and_files_together(tmp_path: Path, redis: Any) -> None:
+    server = redis.url
+    at = [f"{server}/0?name=concat-{tmp_path.name}-{i}" for i in range(2)]
+    rows(0, 300).save(at[0]).close()
+    rows(300, 4).save(at[1]).close()
+    at.insert(1, place(tmp_path, "h5", "between", rows(304, 3)))
+    with tdstore.concat(at) as td:
+        chosen = torch.tensor([306, 0, 302, 299, 300])
+        numbers = [*range(300), 304, 305, 306, 300, 301, 302, 303]
+        check(td.read(chosen), [numbers[row] for row in chosen.tolist()])
