@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -32,6 +34,20 @@ def needed(server: AbstractContextManager[T]) -> Iterator[T]:
         yield running
     finally:
         server.__exit__(None, None, None)
+
+
+@pytest.fixture(autouse=True)
+def no_handler_of_sigterm() -> Iterator[None]:
+    """Give SIGTERM its default action: a handler that an earlier test left drops the signal in a child being forked.
+
+    The child of a pool would live on, and the end of the pool would wait for it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -100,8 +100,8 @@ def test_killed_while_values_are_written(tmp_path: Path, name: str, change: Call
         made.save(path).close()
         if at < 1:
             continue
-        # A run may need one write less than the one that was counted; then its last one is not reached.
-        assert run(path, change, at) in ((-9, at - 1) if at == calls else (-9,))
+        # A run may need one or two writes less than the one that was counted; then the last ones are not reached.
+        assert run(path, change, at) in ((-9, *range(calls - 2, at)) if at > calls - 2 else (-9,))
         for mode in ("r", "r+"):  # the writer that comes next mends what it can
             try:
                 with tdstore.open(path, mode=mode) as td:

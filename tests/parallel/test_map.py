@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import sys
 import warnings
 
@@ -28,10 +27,7 @@ def pool():
 @pytest.fixture(autouse=True)
 def no_process_is_left(pool):
     before = set(multiprocessing.active_children())
-    # A Python handler that an earlier test left would drop the signal in a child that is being forked: a pool hangs.
-    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGTERM, handler)
     assert set(multiprocessing.active_children()) <= before
 
 
