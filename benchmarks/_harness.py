@@ -36,6 +36,7 @@ class Row:
     candidates: dict[str, Run]
     clock: str = "cpu"
     tidy: Run | None = None
+    why: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
@@ -83,9 +84,16 @@ class Bench:
         """Add an operation of microseconds: many calls a round, CPU time."""
         self._add(Row(group, name, candidates))
 
-    def io(self, group: str, name: str, candidates: dict[str, Run], *, tidy: Run | None = None) -> None:
-        """Add an operation of milliseconds: one call a round, wall time; `tidy` runs untimed after each call."""
-        self._add(Row(group, name, candidates, clock="wall", tidy=tidy))
+    def io(self, group: str, name: str, candidates: dict[str, Run], *, tidy: Run | None = None, why: str = "") -> None:
+        """Add an operation of milliseconds: one call a round, wall time.
+
+        Args:
+            group, name: where the row stands.
+            candidates: what to call.
+            tidy: runs untimed after each call.
+            why: why ours may be behind; shown when it is.
+        """
+        self._add(Row(group, name, candidates, clock="wall", tidy=tidy, why=why))
 
     def _add(self, row: Row) -> None:
         if self.wants(row.group, row.name):
@@ -146,6 +154,8 @@ class Bench:
         ]
         ratios = [_ratio(row.ratio(PEER, OURS)), _ratio(row.ratio(OURS, FLOOR)), _ratio(row.ratio(PEER, FLOOR))]
         print(_LINE.format(row.group, row.name, *cells, *ratios), flush=True)
+        if row.why and (behind := row.ratio(PEER, OURS)) is not None and behind < 1:
+            print(f"{'':<12}   behind: {row.why}")
         for candidate, text in row.errors.items():
             print(f"{'':<12}   {candidate}: {text[:150]}")
 
@@ -197,7 +207,7 @@ class Bench:
             "load": os.getloadavg()[0],
             "summary": summary,
             "rows": [
-                {key: getattr(row, key) for key in ("group", "name", "clock", "seconds", "best", "errors")}
+                {key: getattr(row, key) for key in ("group", "name", "clock", "why", "seconds", "best", "errors")}
                 for row in self.rows
             ],
         }
