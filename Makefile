@@ -7,6 +7,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-benchmarks
 
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 PACKAGES := tdstore $(foreach plugin,$(PLUGINS),$(plugin)/$(subst -,_,$(notdir $(plugin))))
@@ -22,7 +23,7 @@ PYTEST_WORKERS ?= 4
 # Each process of a tier imports all of its tests first, so here more of them than cores cost more than they give.
 QUICK_WORKERS ?= 2
 
-.PHONY: help demo test test-quick test-local lint format types pytest house docs kit conformance bench install clean
+.PHONY: help demo test test-quick test-local lint format types pytest house docs kit conformance bench bench-quick bench-compare install clean
 
 help:
 	@echo 'While you work:'
@@ -38,7 +39,9 @@ help:
 	@echo '  make test          lint, types and all tests, as CI does: with servers and the tensordict package'
 	@echo 'Others:'
 	@echo '  make demo          play Atari, store it on every backend, check and compare (ARGS=--quick: a small one)'
-	@echo '  make bench         benchmarks beside the tensordict package (ARGS=--quick)'
+	@echo '  make bench         the benchmarks, into bench.json and docs/images: ten minutes'
+	@echo '  make bench-quick   smaller ones, into bench-quick.json: two to three minutes'
+	@echo '  make bench-compare BEFORE=a.json AFTER=b.json   what moved between two runs'
 	@echo '  make conformance   run the kit on our backends, and write docs/reference/conformance.md'
 	@echo '  make install       make $(VENV), which all of these do when they need it'
 	@echo '  make clean         remove caches and demo-data; the environment stays (rm -r $(VENV) for that)'
@@ -87,9 +90,18 @@ kit: $(STAMP)
 conformance: $(STAMP)
 	$(BIN)/python -m tests.testing.conformance
 
-bench: $(STAMP)
-	$(BIN)/python benchmarks/ops.py $(ARGS)
-	$(BIN)/python benchmarks/stores.py $(ARGS)
+bench: $(BENCH_STAMP)
+	$(BIN)/python benchmarks/suite.py run --json bench.json --pictures docs/images $(ARGS)
+
+bench-quick: $(BENCH_STAMP)
+	$(BIN)/python benchmarks/suite.py run --quick --json bench-quick.json $(ARGS)
+
+bench-compare: $(STAMP)
+	$(BIN)/python benchmarks/suite.py compare $(BEFORE) $(AFTER)
+
+$(BENCH_STAMP): $(STAMP) benchmarks/requirements.txt
+	$(PIP) --requirement benchmarks/requirements.txt
+	@touch $@
 
 install: $(STAMP)
 
