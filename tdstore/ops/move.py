@@ -261,14 +261,12 @@ class MoveOps(OpsBase):
         end = as_dim(len(old) - 1 if end_dim is None else end_dim, len(old))
         if end < start:
             raise InvalidArgumentError(f"flatten from dimension {start} to {end}: the end comes first")
-        if start == end:
-            return self._return_unchanged()
         names = self._dim_names()
         new = torch.Size((*old[:start], math.prod(old[start : end + 1]), *old[end + 1 :]))
         return self._move(
             lambda t: t.flatten(start, end),
             new,
-            names and (*names[:start], None, *names[end + 1 :]),
+            names and (*names[:start], names[start] if start == end else None, *names[end + 1 :]),
             lambda v: v.reshape(old),
         )
 

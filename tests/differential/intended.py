@@ -559,11 +559,6 @@ INTENDED: list[Intended] = [
         program=lambda M, case: twice(M.sample(case.split()[1])),
     ),
     Intended(
-        "values alone have no gradient; the peer gives a TensorDict of the values",
-        [r"text@\d grad"],
-        program=lambda M, case: None,
-    ),
-    Intended(
         "torch functions of one TensorDict act on its leaves; the peer has them as methods only",
         [r"\w+\.torch\.exp"],
         program=lambda M, case: (M.sample(case.split(".")[0]).exp(), False, M.sample(case.split(".")[0])),

@@ -59,6 +59,19 @@ def keys_compared(mine: Mapping[str, Any], theirs: Mapping[Any, Any]) -> Mapping
     return dict.fromkeys([*mine, *theirs])
 
 
+def _with_values(mine: Any, other: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a dict to compare with, in which a dict that stands beside a value is a value too, not nested entries."""
+    made: dict[Any, Any] = {}
+    for key, value in other.items():
+        beside = mine._data.get(key) if isinstance(value, Mapping) and not isinstance(value, Container) else None
+        if isinstance(beside, NonTensor):
+            value = NonTensorData(value, beside.batch_size)
+        elif isinstance(beside, Container) and not isinstance(beside, Container._stack_class):
+            value = _with_values(beside._resident(), value)
+        made[key] = value
+    return made
+
+
 class EqualityMixin(Container):
     """`==` and `!=`, entry by entry."""
 
@@ -76,7 +89,7 @@ class EqualityMixin(Container):
         mine = self._resident()
         if isinstance(other, dict):
             keys_compared(mine._data, other)
-            other = self._resident_class(other, batch_size=self._batch_size)
+            other = self._resident_class(_with_values(mine, other), batch_size=self._batch_size)
         elif isinstance(other, np.ndarray):
             other = torch.as_tensor(other)
         return mine._compared(other._resident() if isinstance(other, Container) else other, op)

@@ -130,7 +130,8 @@ class ApplyMixin(Container):
         """Call a function on each tensor, and return a TensorDict of the results.
 
         With `others`, it is called with the tensors of the same key: `fn(leaf, *leaves of others)`. A result of None
-        drops the entry; `apply` returns None when every entry was dropped and `filter_empty` is not False.
+        drops the entry; `apply` returns None when every entry was dropped and `filter_empty` is not False, with
+        `inplace` and `out` too, which then change nothing.
 
         Args:
             fn: called with tensors of shape `[*B, ...]`; returns a tensor.
@@ -210,7 +211,7 @@ class ApplyMixin(Container):
             **kwargs: those of `apply`.
 
         Returns:
-            This TensorDict.
+            This TensorDict; None when `fn` returned None for every tensor.
 
         Raises:
             KeyNotFoundError: one of `others` lacks an entry, and there is no `default`.
@@ -221,8 +222,7 @@ class ApplyMixin(Container):
             >>> td.apply_(lambda x: x + 1)["a"]
             tensor([2., 2.])
         """
-        self.apply(fn, *others, inplace=True, **kwargs)
-        return self
+        return self.apply(fn, *others, inplace=True, **kwargs)
 
     def _map_leaves(
         self,
@@ -251,8 +251,9 @@ class ApplyMixin(Container):
         plan = Mapper(fn, named, default, filter_empty, call_on_nested, is_leaf, of)
         made = self._mapped(plan, others, (), batch)
         if target is not None:
-            if made is not None:
-                target.update(made, inplace=inplace or writes_in_place(target, made))
+            if made is None:
+                return None
+            target.update(made, inplace=inplace or writes_in_place(target, made))
             return target
         if made is None:
             return None

@@ -150,12 +150,12 @@ class MeasureMixin(Container):
 
     @property
     def grad(self) -> Self | None:
-        """A TensorDict of the leaves' gradients, those that have one; None when none has. Locked if this one is."""
-        if all(leaf.grad is None for leaf in self._leaf_list()):
-            return None
-        grads = self._resident().apply(lambda leaf: leaf.grad, filter_empty=True)
-        made: Self | None = grads.lock_() if self.is_locked else grads
-        return made
+        """A TensorDict of the leaves' gradients, those that have one, and of the values. Locked if this one is.
+
+        None when no leaf has a gradient and there are no values.
+        """
+        grads: Self | None = self._resident().apply(lambda leaf: leaf.grad, filter_empty=True)
+        return grads.lock_() if grads is not None and self.is_locked else grads
 
     def zero_grad(self, set_to_none: bool = True) -> Self:
         """Drop the gradients of the leaves.

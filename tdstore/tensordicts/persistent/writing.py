@@ -453,23 +453,34 @@ class StoredWrites(StoredTree):
         target = self if inplace else out
         tensors_only = not options.get("call_on_nested") and options.get("is_leaf") is None
         if target is not None and options.get("batch_size") is None and tensors_only:
+            blocks: list[bool] = []
 
             def run(block: Any, rows: slice) -> Any:
                 parts = tuple(rows_of(o, rows, self._batch_size) for o in others)
-                return block._resident()._map_leaves(fn, parts, named, **options)
+                part = block._resident()._map_leaves(fn, parts, named, **options)
+                blocks.append(part is not None)
+                return part
 
             if into(self, target, run, exact=not inplace and not target.is_locked):
-                return target
+                result: Any = target if any(blocks) or not blocks else None
+                return result  # type: ignore[no-any-return]
         made: Self = super()._map_leaves(fn, others, named, inplace=inplace, out=out, **options)
         return made
 
     def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
         """Map `fn` over the leaves and write the results back, in blocks of rows of bounded memory."""
 
-        def change(block: Any, *parts: Any) -> None:
-            block.update_(block.apply(fn, *parts, **kwargs))
+        blocks: list[bool] = []
 
-        return self._stream(change, others)
+        def change(block: Any, *parts: Any) -> None:
+            part = block.apply(fn, *parts, **kwargs)
+            blocks.append(part is not None)
+            if part is not None:
+                block.update_(part)
+
+        self._stream(change, others)
+        result: Any = self if any(blocks) or not blocks else None
+        return result  # type: ignore[no-any-return]
 
 
 def _expanded(tensor: Tensor, shape: torch.Size, key: str) -> Tensor:
