@@ -56,7 +56,6 @@ def test_with_where_there_is_nothing_to_do(build: Build) -> None:
         lambda td: td.view(4, 2),
         lambda td: td.reshape(4, 2),
         lambda td: td.squeeze(),
-        lambda td: td.flatten(1, 1),
     ],
 )
 def test_with_a_move_that_moves_nothing(move: Callable[[Any], Any]) -> None:
