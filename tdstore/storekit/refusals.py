@@ -77,7 +77,7 @@ class ErrorTranslation(ABC, Generic[E]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, self.caught) and not isinstance(error, TDStoreError):
+        if error is not None and isinstance(error, self.caught) and not isinstance(error, TDStoreError):
             self.translate(error)
 
 

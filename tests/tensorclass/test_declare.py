@@ -230,7 +230,7 @@ def test_dataclass_tools():
 
 
 @dataclasses.dataclass
-class Point:
+class Position:
     x: Tensor
     label: str = "p"
 
@@ -241,19 +241,19 @@ class Point:
 def test_from_dataclass():
     @dataclasses.dataclass
     class Line:
-        start: Point
+        start: Position
         width: float = 1.0
 
-    made = tdstore.from_dataclass(Point(torch.arange(3)), auto_batch_size=True)
+    made = tdstore.from_dataclass(Position(torch.arange(3)), auto_batch_size=True)
     assert is_tensorclass(made) and made.batch_size == (3,) and made.label == "p"
-    assert made[1:].twice().tolist() == [2, 4] and type(made).__name__ == "Point_tc"
-    cls = tdstore.from_dataclass(Point)
+    assert made[1:].twice().tolist() == [2, 4] and type(made).__name__ == "Position_tc"
+    cls = tdstore.from_dataclass(Position)
     assert cls is type(made) and cls(x=torch.zeros(1)).label == "p"
-    line = tdstore.from_dataclass(Line(Point(torch.zeros(2))))
+    line = tdstore.from_dataclass(Line(Position(torch.zeros(2))))
     assert type(line.start) is cls and line.width == 1.0
-    assert is_tensorclass(TensorDict.from_dataclass(Point(torch.zeros(2)), as_tensorclass=True))
-    assert type(TensorDict.from_dataclass(Point(torch.zeros(2)))) is TensorDict
-    assert type(tdstore.from_dataclass(Point(torch.zeros(2)), dest_cls=cls)) is cls
+    assert is_tensorclass(TensorDict.from_dataclass(Position(torch.zeros(2)), as_tensorclass=True))
+    assert type(TensorDict.from_dataclass(Position(torch.zeros(2)))) is TensorDict
+    assert type(tdstore.from_dataclass(Position(torch.zeros(2)), dest_cls=cls)) is cls
     assert type(pickle.loads(pickle.dumps(made))) is cls and made.clone().label == "p"
     with pytest.raises(TypeError, match="takes a dataclass"):
         tdstore.from_dataclass(3)

@@ -41,7 +41,7 @@ class redis_errors(refusals.ErrorTranslation[Exception]):  # noqa: N801 - reads 
     caught = (ServerError, OSError, hiredis.HiredisError)
 
     def __init__(self, url: str, server: str, doing: str) -> None:
-        super().__init__(url, doing)
+        self.url, self.doing = url, doing  # of every call: without a second one
         self.server = server
 
     def translate(self, error: Exception) -> NoReturn:

@@ -10,7 +10,7 @@ from tensordict import TensorClass, TensorDict, is_tensorclass, tensorclass
 
 
 @tensorclass
-class Point:
+class Position:
     x: torch.Tensor
     y: torch.Tensor
     label: str = "origin"
@@ -34,7 +34,7 @@ class Point:
 
 
 @tensorclass
-class Point3(Point):
+class Point3(Position):
     z: Optional[torch.Tensor] = None
 
     def lift(self, height):
@@ -66,15 +66,15 @@ class Fixed:
 
 
 def main():
-    p = Point(torch.tensor(3.0), torch.tensor(4.0))
-    print(p.norm.item(), p.batch_size, p.label, Point.DIMENSIONS, is_tensorclass(p), is_tensorclass(Point))
-    circle = Point.on_circle(4)
+    p = Position(torch.tensor(3.0), torch.tensor(4.0))
+    print(p.norm.item(), p.batch_size, p.label, Position.DIMENSIONS, is_tensorclass(p), is_tensorclass(Position))
+    circle = Position.on_circle(4)
     print([round(v, 3) for v in circle.norm.tolist()], circle[1].label, len(circle), circle[2:].shape)
-    print(round(Point.distance(circle[0], circle[2]).item(), 4))
-    print([f.name for f in dataclasses.fields(Point)])
+    print(round(Position.distance(circle[0], circle[2]).item(), 4))
+    print([f.name for f in dataclasses.fields(Position)])
 
     q = Point3(x=torch.zeros(2), y=torch.ones(2), batch_size=[2])
-    print(q.z, q.lift(5.0).z.tolist(), isinstance(q, Point), q.norm.tolist())
+    print(q.z, q.lift(5.0).z.tolist(), isinstance(q, Position), q.norm.tolist())
     stacked = torch.stack([q, q + 1], 1)
     print(type(stacked).__name__, stacked.shape, stacked.z.tolist(), stacked.label)
     try:
@@ -82,7 +82,7 @@ def main():
     except AttributeError:
         print("no such field")
     try:
-        Point(torch.zeros(3))
+        Position(torch.zeros(3))
     except TypeError:
         print("a field is missing")
 
@@ -100,8 +100,8 @@ def main():
     print(fixed.note, fixed.is_locked)
 
     td = circle.to_tensordict()
-    print(type(td).__name__, td["label"], Point.from_tensordict(td).norm.shape)
-    made = Point.from_tensordict(TensorDict({"x": torch.zeros(2), "y": torch.ones(2), "label": "made"}, [2]))
+    print(type(td).__name__, td["label"], Position.from_tensordict(td).norm.shape)
+    made = Position.from_tensordict(TensorDict({"x": torch.zeros(2), "y": torch.ones(2), "label": "made"}, [2]))
     print(made.label, made.y.tolist(), made.batch_size)
     circle.x[0] = 9.0
     circle.label = "bent"

@@ -118,7 +118,7 @@ class zarr_errors(refusals.ErrorTranslation[Exception]):  # noqa: N801 - reads a
     caught = (Exception,)
 
     def __init__(self, url: str, doing: str, otherwise: type[StoreError] = CorruptStoreError) -> None:
-        super().__init__(url, doing)
+        self.url, self.doing = url, doing  # of every call: without a second one
         self.otherwise = otherwise
 
     def translate(self, error: Exception) -> NoReturn:
