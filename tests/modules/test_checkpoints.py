@@ -169,5 +169,6 @@ def test_requires_grad_is_all_or_nothing() -> None:
     with pytest.raises(RuntimeError, match="not torch.int64"):
         td.requires_grad_()
     assert not td["a"].requires_grad
+    assert td.grad is None
     td["s"] = "text"
-    assert td.grad is None  # also with a value that is no tensor
+    assert td.grad.to_dict() == {"s": "text"}  # values have no gradients, and stand beside them
