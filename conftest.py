@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import tempfile
@@ -51,7 +52,12 @@ def no_handler_of_sigterm() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers of tests/tiers.py known."""
+    """Make the markers of tests/tiers.py known, and fix how processes start.
+
+    torchrl makes "spawn" the way of the whole process when it is imported: pools and loaders of all other tests would
+    then start interpreters of their own, each of which imports torch, or not, as the order of the tests has it.
+    """
+    multiprocessing.set_start_method("fork", force=True)
     for mark, meaning in {**tiers.TRAITS, **tiers.TIERS}.items():
         config.addinivalue_line("markers", f"{mark}: {meaning}")
 
