@@ -269,6 +269,38 @@ def _crc_of_zeros(size: int) -> int:
     return crc32c(bytes(size))
 
 
+def crc32_and_zeros(crc: int, nbytes: int) -> int:
+    """Return the CRC-32 of data that is followed by zeros, in time that grows with the logarithm of their number.
+
+    A CRC is a polynomial over GF(2): to append a zero bit multiplies by x, modulo the polynomial of the CRC.
+    M. Adler's `crc32_combine` in zlib, which Python does not offer, does the same.
+
+    Args:
+        crc: CRC-32 of the data, as `zlib.crc32` gives it.
+        nbytes: number of zeros.
+
+    Example:
+        >>> import zlib
+        >>> crc32_and_zeros(zlib.crc32(b"data"), 1000) == zlib.crc32(b"data" + bytes(1000))
+        True
+    """
+    register, power, bits = crc ^ 0xFFFFFFFF, 0x40000000, 8 * nbytes  # bits are reflected: this is x
+    while bits:
+        if bits & 1:
+            register = _crc32_product(register, power)
+        power, bits = _crc32_product(power, power), bits >> 1
+    return register ^ 0xFFFFFFFF
+
+
+def _crc32_product(a: int, b: int) -> int:
+    product = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            product ^= b
+        b = b >> 1 ^ (0xEDB88320 if b & 1 else 0)
+    return product
+
+
 # -- bytes of tensors ------------------------------------------------------------------------
 def byte_blocks(value: Tensor, size: int = BLOCK) -> Iterator[np.ndarray[Any, Any]]:
     """Yield the bytes of a tensor in C order, as uint8 arrays of exactly `size` bytes (the last may be shorter).

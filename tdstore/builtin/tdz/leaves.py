@@ -17,14 +17,18 @@ from tdstore.builtin.tdz.reading import LeafEntry, Member, as_entry, load_member
 from tdstore.builtin.tdz.writing import ArchiveFiles, new_file, new_info
 from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.builtin.window import Window
-from tdstore.errors import ConflictError
+from tdstore.errors import ConflictError, StoreNotFoundError
 from tdstore.header import Header
 from tdstore.store import Cap
 from tdstore.storekit import files
 from tdstore.storekit.budget import allocating, check_holes
+from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.pageadvice import empty
 from tdstore.storekit.sparse import HOLES, Holes, reserve
 from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
+
+_TAIL = 4096
+"""Bytes at the end of a file that tell one commit from another: members are listed there, with their checksums."""
 
 
 class TdzLeaves(ResidentStore[LeafEntry]):
@@ -247,6 +251,17 @@ class TdzLeaves(ResidentStore[LeafEntry]):
                 leaf.holes = None
             self._windows = [window for window in self._windows if not window.shared]
             self._entries, self._at, self._changed = dict(self._committed), self._end, False
+
+    def generation(self) -> object:
+        """Return the identity of the present file, and the checksum of its end, where the list of members is."""
+        self._check_open()
+        try:
+            with files.io_errors(self.url, "looking for commits", writing=False), open(self.location, "rb") as file:
+                info = os.fstat(file.fileno())
+                tail = os.pread(file.fileno(), _TAIL, max(info.st_size - _TAIL, 0))
+        except StoreNotFoundError:
+            return None
+        return (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size, crc32c(tail))
 
     def _check_current(self) -> None:
         if self._open.fd >= 0 and not files.is_same_entry(self._open.fd, self._name, self._open.folder):

@@ -25,7 +25,7 @@ from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreError, UnsupportedError
 from tdstore.header import Header
 from tdstore.storekit import documents, refusals
-from tdstore.storekit.checksums import BLOCK, Summer, Sums
+from tdstore.storekit.checksums import BLOCK, Summer, Sums, crc32_and_zeros, next_data
 from tdstore.storekit.session import FileParts
 from tdstore.types import Path, path_text
 
@@ -278,20 +278,64 @@ def load_member(fd: int, member: Member, out: Tensor, url: str) -> None:
 
 
 def sums_of_range(fd: int, start: int, nbytes: int, block: int | None = None) -> tuple[int, Sums]:
-    """Compute CRC-32 and the checksums of a manifest, of `block` bytes each, in one pass over bytes of a file."""
+    """Compute CRC-32 and the checksums of a manifest, of `block` bytes each, in one pass; holes are not read."""
     crc, summer = 0, Summer(nbytes, block)
     buffer = np.empty(min(BLOCK, nbytes), np.uint8)
-    for at in range(0, nbytes, BLOCK):
+    at, data_until = 0, 0  # [at, data_until) is known to hold data
+    while at < nbytes:
+        if at >= data_until:
+            found, until = next_data(fd, start + at, start + nbytes)
+            data_until = until - start
+            hole = (nbytes if found >= start + nbytes else (found - start) // BLOCK * BLOCK) - at
+            if hole > 0:
+                if os.fstat(fd).st_size < start + at + hole:
+                    raise EOFError("the archive ends too early")
+                crc = crc32_and_zeros(crc, hole)
+                summer.add_zeros(hole)
+                at += hole
+                continue
         piece = buffer[: min(BLOCK, nbytes - at)]
-        got = 0
-        while got < len(piece):
-            n = os.preadv(fd, [piece[got:].data], start + at + got)
-            if not n:
-                raise EOFError("the archive ends too early")
-            got += n
+        read_all(fd, piece, start + at)
         crc = zlib.crc32(piece.data, crc)
         summer.add(piece)
+        at += len(piece)
     return crc, summer.sums()
+
+
+def differs(memory: np.ndarray[tuple[int], np.dtype[np.uint8]], fd: int, start: int) -> bool:
+    """Check whether memory differs from the bytes of a file.
+
+    Args:
+        memory: the bytes.
+        fd: descriptor of the file.
+        start: position of the first byte in the file.
+    """
+    buffer = np.empty(min(BLOCK, len(memory)), np.uint8)
+    for at in range(0, len(memory), BLOCK):
+        mine = memory[at : at + BLOCK]
+        read_all(fd, buffer[: len(mine)], start + at)
+        if not np.array_equal(mine, buffer[: len(mine)]):
+            return True
+    return False
+
+
+def read_all(fd: int, out: np.ndarray[tuple[int], np.dtype[np.uint8]], at: int) -> None:
+    """Fill an array with bytes of a file.
+
+    Args:
+        fd: descriptor of the file.
+        out: the array.
+        at: position in the file.
+
+    Raises:
+        EOFError: the file ends before.
+    """
+    got = 0
+    while got < len(out):
+        n = os.preadv(fd, [out[got:].data], at + got)
+        if not n:
+            raise EOFError("the archive ends too early")
+        got += n
 
 
 def crc_of_range(fd: int, start: int, nbytes: int) -> int:

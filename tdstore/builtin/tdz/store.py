@@ -22,6 +22,7 @@ from tdstore.builtin.tdz.reading import (
     blocks_of,
     check_bombs,
     crc_of_range,
+    differs,
     read_dataset,
     read_listing,
     sums_of_range,
@@ -36,7 +37,6 @@ from tdstore.builtin.tdz.writing import (
     new_file,
     patch_local,
 )
-from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.errors import (
     CorruptStoreError,
     OptionError,
@@ -46,7 +46,7 @@ from tdstore.errors import (
 )
 from tdstore.header import Header
 from tdstore.storekit import files, refusals
-from tdstore.storekit.checksums import crc32c, sums_of_memory
+from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.session import LOCK_TIMEOUT
 from tdstore.types import MODES, Fault, Mode, Path, path_text
 
@@ -231,13 +231,19 @@ class TdzStore(TdzLeaves):
     def _is_written(self, leaf: LeafEntry) -> bool:
         if leaf.probe is None or leaf.info is None:
             return False
+        # torch counts its own writes only: compare the bytes, not the checksums, as the archive may be damaged.
+        data = as_bytes(leaf.probe)
+        ranges = self._ranges_to_compare(leaf)
+        return any(differs(data[a - leaf.start : b - leaf.start], self._open.fd, a) for a, b in ranges)
+
+    def _ranges_to_compare(self, leaf: LeafEntry) -> list[tuple[int, int]]:
+        """Return the ranges of the file outside of which a leaf has the same bytes in memory."""
         stop = leaf.start + leaf.nbytes
         window = next((w for w in self._windows if w.start <= leaf.start and stop <= w.stop), None)
-        aligned = leaf.start % leaf.dtype.itemsize == 0
-        if window is not None and aligned and window.is_written(leaf.start, leaf.nbytes) is False:
-            return False
-        # torch counts its own writes only: compare the bytes, not the checksums, as the archive may be damaged.
-        return sums_of_memory(as_bytes(leaf.probe)) != sums_of_range(self._open.fd, leaf.start, leaf.nbytes)[1]
+        ranges = None
+        if window is not None and leaf.start % leaf.dtype.itemsize == 0:  # else its tensor is a copy
+            ranges = window.changed_ranges(leaf.start, leaf.nbytes)
+        return [(leaf.start, stop)] if ranges is None else ranges
 
     def _publish(self, header: Header, written: Sequence[LeafEntry], *, compare: bool = True) -> None:
         """Swap in a new archive: the contents of the old one, in the same places, and the later additions."""
@@ -275,7 +281,9 @@ class TdzStore(TdzLeaves):
             copy_head(hold.fd, hold.new, self._end)
         for leaf in written:
             if leaf.probe is not None:
-                write_tensor(hold.new, leaf.probe, leaf.start)
+                data = as_bytes(leaf.probe)
+                for start, stop in self._ranges_to_compare(leaf):
+                    files.write_at(hold.new, data[start - leaf.start : stop - leaf.start].data, start)
         renewed = {id(leaf) for leaf in written}
         self._take_sums(hold.new, [x for x in leaves if id(x) in renewed or x.building or x.sums is None])
         for leaf in leaves:

@@ -16,6 +16,7 @@ import torch
 
 import tdstore
 from tdstore import TensorDict, lifetime
+from tdstore.builtin.tdz import store
 from tdstore.builtin.tdz.store import open_tdz
 from tdstore.errors import ConflictError, StoreIOError
 from tdstore.header import Header
@@ -193,8 +194,24 @@ def test_writes_that_torch_does_not_see(tmp_path):
     assert tdstore.open(path, verify="full")["x"][7].unique().tolist() == [3]
 
 
+def test_only_pages_that_were_written_are_compared(tmp_path, monkeypatch):
+    """64 GiB of holes, of which one row is read and another written, are neither read nor compared whole."""
+    path = tmp_path / "x.tdz"
+    TensorDict.from_schema({"x": ((1 << 20,), torch.float32)}, batch_size=[1 << 14], location=path).close()
+    compared = []
+    differs = store.differs
+    monkeypatch.setattr(store, "differs", lambda memory, *a: compared.append(len(memory)) or differs(memory, *a))
+    with tdstore.open(path, mode="r+") as td:
+        assert td["x"][5].sum() == 0
+        td["x"][7] += 1
+    assert 4 << 20 <= sum(compared) < 64 << 20
+    assert path.stat().st_blocks * 512 < 64 << 20
+    with tdstore.open(path) as td:
+        assert td.read([6, 7])["x"].sum(1).tolist() == [0, 1 << 20]
+
+
 def test_a_system_without_a_page_table_to_look_at(tmp_path, monkeypatch):
-    monkeypatch.setattr("tdstore.builtin.window.Window.is_written", lambda *_: None)
+    monkeypatch.setattr("tdstore.builtin.window.Window.changed_ranges", lambda *_: None)
     test_writes_that_torch_does_not_see(tmp_path)
 
 
