@@ -127,6 +127,59 @@ def test_a_writer_that_dies_at_each_step(begun, tmp_path):
     assert died > 10
 
 
+@pytest.mark.parametrize("begun", [10, 40, 57], ids=["filling", "full", "around the end"])
+def test_a_temporary_writer_that_dies_at_each_step(begun, tmp_path):
+    """Rows that go with their process are not saved before they are overwritten; a kill leaves the ones before them."""
+    template, place = tmp_path / "template", tmp_path / "rows"
+    first = LazyMemmapStorage(CAPACITY, scratch_dir=template, auto_cleanup=True)
+    first.append(numbered(0, begun))
+    assert not list(template.glob("_replay_undo*"))
+
+    def begin():
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(template, place)
+
+    def work():
+        storage = LazyStorage.open(place)
+        storage.append(numbered(begun, 9))
+        storage.append(numbered(begun + 9, 1))
+
+    seen = set()
+    for dead in deaths(begin, work, lambda k: die_at([(table, "memmove"), (table, "write_state")], k)):
+        storage = LazyStorage.open(place)
+        if len(storage) == min(storage.write_count, CAPACITY):
+            check(storage, begun if dead else begun + 10)
+            seen.add("all")
+        else:
+            rows = storage[:]
+            assert storage.cursor == len(storage) in (begun % CAPACITY, (begun + 9) % CAPACITY, 0)
+            assert (rows["wide"] == rows["i"].view(-1, 1)).all() and (rows["next", "small"] == rows["i"]).all()
+            assert list(rows["text"] or ()) == [f"row {k}" for k in rows["i"].tolist()]
+            storage.append(numbered(100, 3))
+            assert storage[storage.cursor - 1]["i"] == 102
+            seen.add("those before")
+        storage.close()
+    assert seen == ({"all"} if begun == 10 else {"all", "those before"})
+    assert first.cleanup()
+    assert not template.exists()
+
+
+def test_a_temporary_write_that_fails_leaves_the_rows_as_they_were(tmp_path, monkeypatch):
+    storage = LazyMemmapStorage(CAPACITY, auto_cleanup=True)
+    storage.append(numbered(0, 45))
+    before = storage[:].to_tensordict()
+
+    def failing(*_):
+        raise OSError("the medium failed")
+
+    monkeypatch.setattr(table, "memmove", failing)
+    with pytest.raises(OSError, match="medium"):
+        storage.append(numbered(45, 5))
+    monkeypatch.undo()
+    assert (storage[:].to_tensordict()["wide"] == before["wide"]).all()
+    check(storage, 45)
+
+
 def test_large_writes_over_old_rows_go_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "UNDO_BYTES", 8000)
     storage = LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "rows")

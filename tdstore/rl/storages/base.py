@@ -41,6 +41,8 @@ class Storage(ABC):
         """Write rows at an int, a slice, a range, a list or a tensor of rows.
 
         Args:
+            cursor: rows of the first dimension; an int means that `data` is one row, without that dimension.
+            data: rows of the dtypes and shapes of the first ones.
             set_cursor: whether the length follows; `storage[i] = row` leaves it as it is.
         """
 

@@ -12,20 +12,9 @@ from torch import Tensor
 
 from tdstore import StoreHandle, lifetime
 from tdstore.dtypes import to_numpy
+from tdstore.rl.storages.state import LENGTH, Ints, State, read_state, write_state
 from tdstore.rl.storages.structure import Column
-from tdstore.rl.storages.table import (
-    LENGTH,
-    STATE,
-    UNDO,
-    ArrayTable,
-    Ints,
-    Rows,
-    State,
-    Table,
-    count_of,
-    read_state,
-    write_state,
-)
+from tdstore.rl.storages.table import STATE, UNDO, ArrayTable, Rows, Table, count_of
 from tdstore.store import Cap
 from tdstore.types import Read, Write
 

@@ -28,8 +28,9 @@ from tdstore.rl.storages.places import (
     open_table,
     table_over,
 )
+from tdstore.rl.storages.state import LENGTH, State, new_numbers
 from tdstore.rl.storages.structure import Structure, length_of, prepared, structure_of
-from tdstore.rl.storages.table import LENGTH, STATE, UNDO, LiveTable, State, Table, new_numbers, undo_bytes
+from tdstore.rl.storages.table import STATE, UNDO, LiveTable, Table, undo_bytes
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Path, Read, Write, path_text
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from tdstore.errors import OutOfRangeError
-from tdstore.rl.storages.table import Ints, Rows
+from tdstore.rl.storages.state import Ints
+from tdstore.rl.storages.table import Rows
 
 
 class Selection(NamedTuple):

@@ -42,8 +42,9 @@ from tdstore.rl.storages.places import (
     remove,
     scratch,
 )
+from tdstore.rl.storages.state import State
 from tdstore.rl.storages.structure import Column, Structure, flat, structure_of
-from tdstore.rl.storages.table import LiveTable, State, Table
+from tdstore.rl.storages.table import LiveTable, Table
 from tdstore.rl.storages.tabular import NOTHING, OnMismatch, TabularStorage
 from tdstore.rl.torchrl import torchrl_storage
 from tdstore.types import Mode
@@ -79,6 +80,9 @@ class LazyStorage(TabularStorage):
         write_buffer: for places that are slow to reach: all rows are in memory too, and new ones go to the place in
             one commit as soon as so many wait, at `flush`, at a checkpoint, and at the end.
         **options: of the backend.
+
+    Raises:
+        ValueError: an argument is out of its range. RuntimeError: two arguments exclude each other.
 
     Example:
         >>> storage = LazyStorage(100)
@@ -164,7 +168,7 @@ class LazyStorage(TabularStorage):
             place: path or URL.
             mode: "r+" to go on writing; "r" to read only.
             storage: name of the backend, where the place does not tell.
-            write_buffer: as the constructor's.
+            write_buffer, **options: as the constructor's.
 
         Raises:
             StoreNotFoundError: nothing is there. ValueError: something is there that no storage wrote.
@@ -248,7 +252,9 @@ class LazyStorage(TabularStorage):
                 self._uses(found.table, found.structure)
                 return
         try:
-            table = make_table(self._place, structure, capacity, self.ndim, mode="w" if self.existsok else "x")
+            mode: Mode = "w" if self.existsok else "x"
+            temporary = self.auto_cleanup and not self.shared_init and self._place.storage != "shared"
+            table = make_table(self._place, structure, capacity, self.ndim, mode=mode, temporary=temporary)
         except StoreExistsError as error:
             error.hint = "pass existsok=True to use its room, or open its rows with LazyStorage.open()"
             raise

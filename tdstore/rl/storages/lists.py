@@ -21,8 +21,8 @@ from tdstore.errors import BatchSizeError, InvalidArgumentError, InvalidStateErr
 from tdstore.interop import from_tensordict
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.indices import as_ints, is_int, select
+from tdstore.rl.storages.state import Ints
 from tdstore.rl.storages.structure import is_container, is_foreign
-from tdstore.rl.storages.table import Ints
 from tdstore.values import decode_value, encode_value
 
 if TYPE_CHECKING:
@@ -37,7 +37,11 @@ class ListStorage(Storage):
 
     Args:
         max_size: number of objects; None: no limit.
+        compilable: no effect; accepted for callers of torchrl.
         device: where tensors and TensorDicts are moved to when they are written.
+
+    Raises:
+        ValueError: `max_size` is below 1.
 
     Example:
         >>> storage = ListStorage(10)
@@ -75,6 +79,11 @@ class ListStorage(Storage):
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Write objects at an int, or at several rows.
+
+        Args:
+            cursor: an int, or a slice, a range, a list or an int64 tensor `[n]` of rows.
+            data: one object for an int, otherwise a list of `n` objects.
+            set_cursor: no effect: the length is that of the list.
 
         Raises:
             RuntimeError: a row beyond the end with a gap before it, or beyond `max_size`.
@@ -122,7 +131,11 @@ class ListStorage(Storage):
                 self._items[at] = item
 
     def append(self, data: Any) -> Ints:
-        """Write objects at the cursor, which wraps at `max_size`; return their rows."""
+        """Write objects at the cursor, which wraps at `max_size`; return their rows, int64 `[n]`.
+
+        Raises:
+            RuntimeError: there are no objects.
+        """
         items = _items(data)
         if not items:
             raise InvalidStateError("there are no rows in the data that is to be written")
@@ -216,7 +229,11 @@ class ListStorage(Storage):
             raise
 
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Take over the objects of a folder."""
+        """Take over the objects of a folder.
+
+        Raises:
+            RuntimeError: there are more than `max_size`; the storage is unchanged.
+        """
         folder = FilePath(path)
         about = json.loads((folder / _FILE).read_text())
         listed = about["items"]
@@ -269,7 +286,9 @@ class LazyStackStorage(ListStorage):
 
     Args:
         max_size: number of TensorDicts; None: no limit.
+        compilable: no effect; accepted for callers of torchrl.
         stack_dim: along which dimension rows are stacked.
+        device: where TensorDicts are moved to when they are written.
 
     Example:
         >>> storage = LazyStackStorage(10)

@@ -7,11 +7,10 @@ outlives the process: whoever opens it after a kill puts them back (`undo`).
 from __future__ import annotations
 
 import math
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import memmove
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,8 @@ from torch import Tensor
 import tdstore
 from tdstore import MemoryMappedTensor, StoreHandle
 from tdstore.dtypes import dtype_name, from_numpy, is_bit_pattern, to_numpy
-from tdstore.errors import BatchSizeError, CorruptStoreError, InvalidTypeError
+from tdstore.errors import BatchSizeError, InvalidTypeError
+from tdstore.rl.storages.state import Ints, State, read_state, write_state
 from tdstore.rl.storages.structure import Column, is_container
 from tdstore.storekit.pageadvice import MANY, map_pages
 from tdstore.storekit.sparse import reserve
@@ -37,63 +37,6 @@ _AHEAD = 1 << 20
 """Bytes that are taken from the disk at once when rows are first written."""
 _LARGE = 256 << 10
 """Bytes of a column from which on the pages of its file are made by their mapping."""
-
-Ints = npt.NDArray[np.int64]
-LENGTH = 32
-"""Numbers in the leaf: which of two copies is valid, at 0, and the copies, at 8 and 16."""
-_COPY = struct.Struct("<6q")
-
-
-class State(NamedTuple):
-    """State that changes with each write; rows are those of the first dimension."""
-
-    length: int = 0
-    """Rows that were written: all below this are visible."""
-    cursor: int = 0
-    """Row that the writer fills next."""
-    write_count: int = 0
-    """Rows that were ever written."""
-    pending: int = 0
-    """Rows that a write in progress has saved for its undoing; 0 when none is."""
-    scattered: int = 0
-    """1 when rows were written at indices beyond the length, with gaps."""
-    epoch: int = 0
-    """Number of writes other than of a ring: who remembers where episodes begin looks again."""
-
-    def rows_since(self, before: State | None, capacity: int) -> Ints | None:
-        """Return the rows that a ring of that capacity got between two states; None where other writes happened."""
-        if before is None or before.epoch != self.epoch or before.write_count > self.write_count:
-            return None
-        first = max(before.write_count, self.write_count - capacity)
-        behind = self.write_count - np.arange(first, self.write_count)
-        return np.asarray((self.cursor - behind) % capacity, np.int64)
-
-
-def read_state(numbers: memoryview, url: str) -> State:
-    """Return the valid copy.
-
-    Raises:
-        CorruptStoreError: neither copy is.
-    """
-    valid = int(numbers[0])
-    if valid not in (0, 1):
-        raise CorruptStoreError(f"the counters of {url} are damaged: {valid} is neither copy", url=url)
-    return State(*_COPY.unpack_from(numbers, 64 + 64 * valid))
-
-
-def write_state(numbers: memoryview, state: State) -> None:
-    """Fill the other copy, then make it the valid one: one store of eight bytes, which no kill divides."""
-    other = 1 - int(numbers[0])
-    _COPY.pack_into(numbers, 64 + 64 * other, *state)
-    numbers[0] = other
-
-
-def new_numbers(state: State) -> Ints:
-    """Return the numbers for a leaf whose valid copy is `state`."""
-    numbers = np.zeros(LENGTH, np.int64)
-    write_state(numbers.data, state)
-    return numbers
-
 
 Array = npt.NDArray[Any]
 Rows = slice | Ints
@@ -473,6 +416,9 @@ class LiveTable(ArrayTable):
         self._touched = False
         self._reserved = self._beyond = 0
         """Rows below the first have room on the disk; at and above the second nothing was ever written."""
+        self._marks = undo is None
+        if undo is None:
+            self.durable, self.undo_rows = True, capacity
         self._mapped = all(isinstance(tensor, MemoryMappedTensor) for tensor in tensors)
         self._largest = max((size for _, size in self._bytes), default=0)
         row = sum(column.nbytes for column in columns) * self.slots_per_row
@@ -493,16 +439,32 @@ class LiveTable(ArrayTable):
             self.publish, self._touched = None, False
 
     def save(self, rows: Rows, state: State) -> None:
-        """Save rows that are about to be overwritten."""
+        """Save rows that are about to be overwritten; without a leaf to save them in, note the first of them."""
         if not self._touched:
             self._touch()
-        super().save(rows, state)
+        if self._marks:
+            first = rows.start if isinstance(rows, slice) else int(rows.min())
+            length, cursor, count, _, scattered, epoch = state
+            write_state(self._numbers, State(length, cursor, count, -1 - first, scattered, epoch))
+        else:
+            super().save(rows, state)
 
     def undo(self) -> State:
-        """Put back the rows that a killed writer was overwriting."""
-        if self.state.pending and not self._touched:
+        """Put back the rows that a killed writer was overwriting; without saved ones, end the rows before the first."""
+        state = self.state
+        if state.pending and not self._touched:
             self._touch()
+        if state.pending < 0:
+            first = -1 - state.pending
+            self.commit(state._replace(length=first, cursor=first, pending=0, epoch=state.epoch + 1))
         return super().undo()
+
+    def take_back(self, *, saved: bool) -> None:
+        """Restore the committed rows after a failed write."""
+        if saved and self._marks:  # the store has written all rows or none
+            self.commit(self.state._replace(pending=0))
+        else:
+            super().take_back(saved=saved)
 
     def _touch(self) -> None:
         """Notify the store that its leaves change: it looks at torch's versions of them, which numpy leaves alone."""
@@ -513,7 +475,7 @@ class LiveTable(ArrayTable):
         for leaf in self._leaves[len(self.columns) :]:
             reserve(leaf)
         writes = [Write(STATE, (slice(0, len(self._numbers), 1),), self._state_leaf.clone())]
-        if self.durable:
+        if not self._marks:
             room = self._leaves[-1]
             writes.append(Write(UNDO, (slice(0, room.shape[0], 1),), room.clone()))
         store.write(writes)

@@ -27,6 +27,7 @@ from tdstore.errors import (
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.indices import Selection, as_ints, check, is_int, last_of, select, visible
 from tdstore.rl.storages.lists import stacked
+from tdstore.rl.storages.state import Ints, State
 from tdstore.rl.storages.structure import (
     Column,
     Structure,
@@ -39,18 +40,7 @@ from tdstore.rl.storages.structure import (
     structure_of,
     width_of,
 )
-from tdstore.rl.storages.table import (
-    ArrayTable,
-    DeviceTable,
-    Ints,
-    LiveTable,
-    Rows,
-    State,
-    Table,
-    count_of,
-    dense,
-    part_of,
-)
+from tdstore.rl.storages.table import ArrayTable, DeviceTable, LiveTable, Rows, Table, count_of, dense, part_of
 from tdstore.types import path_text
 
 OnMismatch = Literal["raise", "peer"]

@@ -12,8 +12,9 @@ from tdstore import PersistentTensorDict
 from tdstore.errors import InvalidArgumentError, InvalidTypeError
 from tdstore.interop import from_tensordict
 from tdstore.rl.storages.lazy import LazyTensorStorage
+from tdstore.rl.storages.state import Ints, State
 from tdstore.rl.storages.structure import Column, Structure, is_foreign, length_of, prepared, structure_of
-from tdstore.rl.storages.table import ArrayTable, DeviceTable, Ints, Rows, State, Table
+from tdstore.rl.storages.table import ArrayTable, DeviceTable, Rows, Table
 from tdstore.rl.storages.tabular import OnMismatch
 
 
