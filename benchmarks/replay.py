@@ -12,10 +12,10 @@ import sys
 import tempfile
 import warnings
 from functools import partial
-from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock
 
 import torch
 from _harness import FLOOR, OURS, PEER, Bench, Target
@@ -189,12 +189,20 @@ def main() -> int:
                             for _ in range(rows // n):
                                 run()
                     bench.micro(f"extend({n})", name, runs)
+                if place == "memmap" and bench.wants("safe from kills", name):
+                    safe = ours.LazyMemmapStorage(rows, scratch_dir=folder / "safe", auto_cleanup=False)
+                    trio.parts[OURS] = ours.TensorDictReplayBuffer(storage=safe, batch_size=BATCH)
+                    kept = trio.runs(partial(extending, block=entries(kind, 1000)))
+                    for _ in range(rows // 1000):
+                        kept[OURS]()
+                    bench.micro("safe from kills", f"extend(1000), {name}", kept)
                 if place == "memmap" and bench.wants("on clean pages", name):
                     write_back(folder)
                     bench.micro("on clean pages", f"extend(1000), {name}", runs)
                 del trio
         slices(bench, rows, Path(root))
         prioritized(bench, rows, Path(root))
+        agilerl(bench, rows)
         growth(bench)
     return bench.finish()
 
@@ -215,9 +223,10 @@ def growth(bench: Bench) -> None:
 
 
 def prioritized(bench: Bench, rows: int, root: Path) -> None:
-    """Samples by priority, with the update of the priorities: beside torchrl, and beside AgileRL where it is installed.
+    """Samples by priority, with the update of the priorities.
 
-    torchrl keeps priorities in a compiled extension, which loads only with the torch that it was built for.
+    torchrl keeps priorities in a compiled extension, which loads only with the torch that it was built for: without
+    it, there is no figure of the peer.
     """
     parts: dict[str, Any] = {OURS: {"sampler": ours.PrioritizedSampler(rows, 0.7, 0.5)}}
     without = list(bench.options.without)
@@ -233,42 +242,52 @@ def prioritized(bench: Bench, rows: int, root: Path) -> None:
     bench.micro("prioritized", "small, memory", {k: v for k, v in trio.runs(learn).items() if k != FLOOR})
     bench.options.without[:] = without
     del trio
-    buffers = agilerl_buffers()
-    if buffers is None or not (bench.has(PEER) and bench.has(OURS)):
-        print("AgileRL's buffer is left out, or does not import: not compared")
-        return
-    import tensordict
-
-    theirs, mine = buffers.PrioritizedReplayBuffer(rows, alpha=0.6), agile.PrioritizedReplayBuffer(rows, alpha=0.6)
-    for start in range(0, rows, 5000):
-        block = entries("small", min(5000, rows - start), start)
-        theirs.add(tensordict.TensorDict(block, [len(block["episode"])]))
-        mine.add(TensorDict(block, [len(block["episode"])]))
-    bench.micro("prioritized", "AgileRL's, small, memory", {PEER: learn_by_index(theirs), OURS: learn_by_index(mine)})
 
 
 def agilerl_buffers() -> Any:
     """Import AgileRL's module of buffers; None where it is not installed.
 
-    The module needs no more than torch, numpy and tensordict, but imports the whole package. Packages that are
-    missing are replaced by mocks for the time of the import.
+    The module needs torch, numpy, tensordict, and from its own package the segment trees and one assertion of a type.
+    Its package, when imported, needs all that AgileRL depends on. So its folders are imported as packages without
+    their `__init__`, and the assertion is replaced by the identity, which costs less.
     """
-    mocks: dict[str, Any] = {}
-    while len(mocks) < 40:
-        try:
-            return importlib.import_module("agilerl.components.replay_buffer")
-        except ModuleNotFoundError as error:
-            if error.name in (None, "agilerl", "agilerl.components", "agilerl.components.replay_buffer", *mocks):
-                return None
-            mock = MagicMock(name=error.name, __path__=[], __spec__=ModuleSpec(str(error.name), None))
-            mocks[str(error.name)] = mock
-            for name in [name for name in sys.modules if name.split(".")[0] == "agilerl"]:
-                del sys.modules[name]
-            sys.modules.update(mocks)
-        except Exception as error:
-            print(f"AgileRL does not import: {error}")
-            return None
-    return None
+    found = find_spec("agilerl")
+    if found is None or not found.submodule_search_locations:
+        return None
+    root = Path(found.submodule_search_locations[0])
+    for name in ("agilerl", "agilerl.components", "agilerl.utils", "agilerl.utils.algo_utils"):
+        shell = ModuleType(name)
+        shell.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
+        sys.modules[name] = shell
+    sys.modules["agilerl.utils.algo_utils"].narrow_tensor = lambda value: value  # type: ignore[attr-defined]
+    return importlib.import_module("agilerl.components.replay_buffer")
+
+
+def agilerl(bench: Bench, rows: int) -> None:
+    """AgileRL's buffers beside ours of the same interface: random, and by priority."""
+    buffers = agilerl_buffers()
+    if buffers is None:
+        print("AgileRL is not installed (pip install --no-deps agilerl): not compared")
+        return
+    if not (bench.has(PEER) and bench.has(OURS)):
+        return
+    import tensordict
+
+    def filled(peer: Any, mine: Any) -> dict[str, Any]:
+        for start in range(0, rows, 5000):
+            block = entries("small", min(5000, rows - start), start)
+            peer.add(tensordict.TensorDict(block, [len(block["episode"])]))
+            mine.add(TensorDict(block, [len(block["episode"])]))
+        return {PEER: peer, OURS: mine}
+
+    pair = filled(buffers.ReplayBuffer(rows), agile.ReplayBuffer(rows))
+    bench.micro("AgileRL", "sample", {name: partial(buffer.sample, BATCH) for name, buffer in pair.items()})
+    for n in (1, 1000):
+        block = entries("small", n)
+        runs = {name: partial(buffer.add, Trio.rows_for(name, block)) for name, buffer in pair.items()}
+        bench.micro("AgileRL", f"add({n})", runs)
+    pair = filled(buffers.PrioritizedReplayBuffer(rows, alpha=0.6), agile.PrioritizedReplayBuffer(rows, alpha=0.6))
+    bench.micro("AgileRL", "prioritized", {name: learn_by_index(buffer) for name, buffer in pair.items()})
 
 
 def learn_by_index(buffer: Any) -> Any:

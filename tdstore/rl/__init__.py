@@ -1,11 +1,13 @@
 """Reinforcement learning on the containers: storages of rows, replay buffers, search trees, transitions, scores.
 
 `storages` are tables of a fixed capacity in any backend, `buffers` are replay buffers over them with their
-writers and samplers, `trees` are search trees, `transitions` are what agents record, `scores` are how answers of
-language models are judged. `import tdstore` does not import this package. The `ReplayBuffer` and the
-`PrioritizedReplayBuffer` of this module are those of `buffers`; `transitions` has others of the same names.
+writers and samplers, `trees` are search trees, `transitions` are what agents record, `agents` has steps and
+trajectories of agents of language models, `scores` are how their answers are judged. `import tdstore` does not import
+this package. The `ReplayBuffer` and the `PrioritizedReplayBuffer` of this module are those of `buffers`; `transitions`
+has others of the same names.
 """
 
+from tdstore.rl.agents import Step, Trajectory
 from tdstore.rl.buffers import (
     ImmutableDatasetWriter,
     PrioritizedReplayBuffer,
@@ -72,12 +74,14 @@ __all__ = [
     "SamplerWithoutReplacement",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "Step",
     "Storage",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
     "TensorStorage",
+    "Trajectory",
     "Transition",
     "Tree",
     "UCBScore",

@@ -469,9 +469,9 @@ def test_parameters_of_priorities(name, wrong):
 @pytest.mark.parametrize("ndim", [1, 2])
 def test_a_sampler_with_room_for_fewer_rows_grows(ndim):
     storage = LazyTensorStorage(13, ndim=ndim)
-    buffer = TensorDictReplayBuffer(storage=storage, sampler=PrioritizedSampler(5, 0.7, 0.5), batch_size=64)
+    buffer = TensorDictReplayBuffer(storage=storage, sampler=PrioritizedSampler(5, 0.7, 0.5), batch_size=999)
     shape = [4, 4] if ndim == 2 else [4]
     for first in range(0, 40, 4):
         buffer.extend(TensorDict({"a": torch.full(shape, first)}, shape))
     assert len(buffer) == storage.max_size == (13 if ndim == 1 else 16)
-    assert set(buffer.sample()["index"].reshape(64, -1)[:, 0].tolist()) == set(range(storage.shape[0]))
+    assert set(buffer.sample()["index"].reshape(999, -1)[:, 0].tolist()) == set(range(storage.shape[0]))

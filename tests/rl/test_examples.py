@@ -60,6 +60,8 @@ def test_dqn_goes_on_after_a_kill(tmp_path, storage, request):
     assert reached is not None and int(reached[1]) >= goal
     assert "row/s" in done.stderr
     assert "Plotly.newPlot" in (tmp_path / "returns.html").read_text()
+    if goal == 30:
+        return
     again = [sys.executable, str(EXAMPLES / "dqn_cartpole.py"), "--out", str(tmp_path)]
     refused = subprocess.run(again, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
@@ -70,7 +72,7 @@ def test_dqn_goes_on_after_a_kill(tmp_path, storage, request):
 def test_offline_atari_learns_from_a_bucket(tmp_path, s3):
     pytest.importorskip("plotly")
     place = f"{s3.url}/atari-{tmp_path.name}"
-    more = ["--storage", place, "--rows", 1500, "--passes", 6, "--out", tmp_path]
+    more = ["--storage", place, "--rows", 600, "--passes", 6, "--out", tmp_path]
     done = run("offline_atari.py", *more, env={**os.environ, **s3.env})
     assert "transitions are in s3://" in done.stdout
     right, frequent = re.search(r"episodes: (\d+)%; by the most frequent answer: (\d+)%", done.stdout).groups()
@@ -83,3 +85,13 @@ def test_offline_atari_learns_from_a_bucket(tmp_path, s3):
     )  # fmt: skip
     assert other.returncode == 2
     assert "no rows of asterix" in other.stderr, "the data that is there is used"
+
+
+@pytest.mark.slow
+def test_trajectories_of_agents_outlive_a_kill(tmp_path, s3):
+    where = ["--storage", f"{s3.url}/agents-{tmp_path.name}", "--options", json.dumps(s3.fsspec_options)]
+    done = run("agent_trajectories.py", *where, "--workers", 2, "--trajectories", 12, "--out", tmp_path)
+    said = re.search(r"killed after (\d+) committed trajectories: (\d+) are there and whole, 0 are lost", done.stdout)
+    assert said is not None and 12 <= int(said[1]) <= int(said[2])
+    assert "24 of 24 trajectories replayed" in done.stdout
+    assert "trajectory/s" in done.stderr

@@ -32,7 +32,7 @@ def test_s1_ten_rows_of_a_hundred(kind, request):
         storage.get(10)
 
 
-@kinds(["memory", "memmap"])
+@kinds()
 def test_s2_beyond_the_end_and_a_gap(kind, request):
     make = maker(kind, request)
     storage = make(100)

@@ -51,17 +51,19 @@ class ReplayBuffer:
         storage: where rows are; a `Storage`, or a function that makes one. Default: `ListStorage(1000)`.
         sampler: which rows a batch has. Default: `RandomSampler()`.
         writer: which slots new rows go to. Default: `RoundRobinWriter()`.
-        collate_fn: makes a batch of what the storage gives. Default: a stack of the items of a list, else the batch
-            as it is.
+        collate_fn: makes a batch of what the storage gives. Default: a list is stacked, all else is the batch.
         pin_memory: whether batches are pinned, for a faster way to a CUDA device.
-        prefetch: number of batches that are prepared in threads ahead of `sample()`. What is written later is not
-            seen by them.
+        prefetch: number of batches prepared in threads ahead of `sample()`; they lack what is written later.
         transform: called with each batch; gives what `sample` returns. torchrl's transforms are called with its
             TensorDicts.
         batch_size: of `sample()` without one, and of iteration.
         dim_extend: dimension of data that is along the rows; the last one of the storage's `ndim` by default, as time
             is in what a collector gives. Rows by index have the dimensions of the data, samples those of a row.
         generator: draws all random numbers.
+        shared, compilable: no effect; accepted for callers of torchrl.
+
+    Raises:
+        ValueError: an argument is out of its range. TypeError: an argument is no such part.
 
     Example:
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
@@ -99,10 +101,8 @@ class ReplayBuffer:
             raise InvalidArgumentError(f"prefetch is a number of batches, not {prefetch!r}")
         if dim_extend is not None and dim_extend < 0:
             raise InvalidArgumentError(f"dim_extend is a dimension counted from the first one, not {dim_extend}")
-        self._collate = collate_fn
-        self._pin, self._prefetch = pin_memory, prefetch or 0
-        self._batch_size = batch_size
-        self._dim_extend = dim_extend
+        self._collate, self._pin, self._prefetch = collate_fn, pin_memory, prefetch or 0
+        self._batch_size, self._dim_extend = batch_size, dim_extend
         self.shared = shared
         self._transforms: list[tuple[Any, bool]] = []
         if transform is not None:

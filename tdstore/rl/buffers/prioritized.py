@@ -13,7 +13,7 @@ from tdstore.dtypes import dtype_name
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, OutOfRangeError
 from tdstore.rl.buffers.samplers import Info, Sampler, as_slots
 from tdstore.rl.buffers.segment_tree import SegmentTree
-from tdstore.rl.storages.table import Ints, State
+from tdstore.rl.storages.state import Ints, State
 
 _MOST = 1 << 40
 Reduction = Literal["max", "min", "median", "mean"]
@@ -90,7 +90,11 @@ class PrioritizedSampler(Sampler):
         return weights / total if total else weights
 
     def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
-        """Choose slots by their priorities."""
+        """Choose slots by their priorities.
+
+        Raises:
+            RuntimeError: no row has a priority above 0, or a slot without a row has one.
+        """
         total = self._tree.total
         if not total > 0 or not math.isfinite(total):
             raise InvalidStateError(
@@ -164,6 +168,7 @@ class PrioritizedSampler(Sampler):
         Args:
             index: int64 `[n]`, or a tuple of such tensors.
             priority: a number, or a tensor `[n]` of numbers of 0 or more.
+            storage: whose rows they are; None: any slot may have a priority.
 
         Raises:
             ValueError: a priority is negative, NaN or infinite, or there is another number of them.

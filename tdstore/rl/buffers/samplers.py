@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, OutOfRangeError
-from tdstore.rl.storages.table import Ints
+from tdstore.rl.storages.state import Ints
 
 _FILE = "sampler_metadata.json"
 Info = dict[Any, Any]
@@ -80,7 +80,13 @@ class Sampler(ABC):
         """Record that rows were changed."""
 
     def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
-        """Update the priorities of rows; samplers without priorities do nothing."""
+        """Update the priorities of rows; samplers without priorities do nothing.
+
+        Args:
+            index: int64 `[n]`, or a tuple of such tensors.
+            priority: a number, or numbers `[n]`.
+            storage: whose rows they are.
+        """
 
     def empty(self) -> None:
         """Reset after all rows are gone."""
@@ -155,7 +161,11 @@ class SamplerWithoutReplacement(Sampler):
         self._length = 0
 
     def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
-        """Choose the next slots of the pass."""
+        """Choose the next slots of the pass.
+
+        Raises:
+            ValueError: with `drop_last`, a batch is larger than the storage.
+        """
         length = len(storage)
         if self.drop_last and batch_size > length:
             raise InvalidArgumentError(f"drop_last leaves nothing of {length} rows in batches of {batch_size}")

@@ -11,7 +11,7 @@ from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeE
 from tdstore.rl.buffers.prioritized import PrioritizedSampler, Reduction
 from tdstore.rl.buffers.samplers import Info, Sampler
 from tdstore.rl.buffers.trajectories import ParallelTrajectories, RowMarks, Trajectories, row_marks
-from tdstore.rl.storages.table import Ints
+from tdstore.rl.storages.state import Ints
 
 _TRIES = 8
 Span = bool | int | tuple[bool | int, bool | int]
@@ -144,6 +144,8 @@ class SliceSampler(Sampler):
             picked = torch.randint(len(found), (pieces,), generator=self._rng).numpy()
             some, sizes = found.begins_and_lengths(picked)
             long = sizes >= length
+            if not len(begins) and long.all():
+                return some, sizes
             begins, lengths = np.concatenate([begins, some[long]]), np.concatenate([lengths, sizes[long]])
             if len(begins) >= pieces:
                 return begins[:pieces], lengths[:pieces]
@@ -167,9 +169,9 @@ class SliceSampler(Sampler):
             last = ends - 1
         info: Info = {}
         if self.truncated_key is not None:
-            mark = torch.zeros(len(positions), 1, dtype=torch.bool)
-            mark[torch.from_numpy(last)] = True
-            info[self.truncated_key] = mark
+            mark = np.zeros((len(positions), 1), bool)
+            mark[last] = True
+            info[self.truncated_key] = torch.from_numpy(mark)
         return found.slots(positions), info
 
     def empty(self) -> None:

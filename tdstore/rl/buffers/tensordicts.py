@@ -23,7 +23,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     Args:
         alpha, beta, eps: as `PrioritizedSampler`.
-        **kwargs: as `ReplayBuffer`.
+        storage, **kwargs: as `ReplayBuffer`.
     """
 
     def __init__(self, *, alpha: float, beta: float, eps: float = 1e-8, storage: Any = None, **kwargs: Any) -> None:
@@ -140,7 +140,7 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
     Args:
         alpha, beta, eps, reduction: as `PrioritizedSampler`.
         priority_key: entry with the priorities.
-        **kwargs: as `ReplayBuffer`.
+        storage, **kwargs: as `ReplayBuffer`.
 
     Example:
         >>> rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(10), batch_size=5)

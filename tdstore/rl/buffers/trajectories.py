@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tdstore.errors import InvalidArgumentError, KeyNotFoundError
-from tdstore.rl.storages.table import Ints
+from tdstore.rl.storages.state import Ints
 
 _BLOCK = 1 << 18
 _LANE = 44
@@ -174,9 +174,10 @@ class Trajectories:
             ends = np.append(starts[1:], self._newest)
             begins = starts
         else:
-            begins = starts[picked]
-            last = picked + 1 == len(starts)
-            ends = np.where(last, self._newest, starts[np.minimum(picked + 1, len(starts) - 1)])
+            begins = starts.take(picked)
+            following = picked + 1
+            ends = starts.take(following, mode="clip")
+            ends[following == len(starts)] = self._newest
         begins = np.maximum(begins, self._oldest)
         return begins, ends - begins
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tdstore.errors import InvalidArgumentError, InvalidStateError, KeyNotFoundError
 from tdstore.rl.storages.lists import ListStorage, stacked
+from tdstore.rl.storages.state import Ints
 from tdstore.rl.storages.structure import length_of
-from tdstore.rl.storages.table import Ints
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
 
 V = TypeVar("V")
@@ -259,6 +259,10 @@ class TensorDictMaxValueWriter(Writer):
     Args:
         rank_key: the entry; `("next", "reward")` by default.
         reduction: reduces an entry with several numbers in a row to one: "sum", "max", "min", "mean" or "median".
+        compilable: no effect; accepted for callers of torchrl.
+
+    Raises:
+        ValueError: there is no such reduction.
 
     Example:
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(2), writer=TensorDictMaxValueWriter(rank_key="key"))

@@ -35,6 +35,9 @@ class MultiStepReplayBuffer(ReplayBuffer):
         gamma: the discount of one step.
         device, dtype, storage, path, **options: as for `ReplayBuffer`.
 
+    Raises:
+        ValueError: `n_step` is below 1, or `gamma` is not finite.
+
     Example:
         >>> buffer = MultiStepReplayBuffer(10, n_step=2, gamma=0.5)
         >>> def step(i):

@@ -14,7 +14,7 @@ from tdstore import TensorDict
 from tdstore.errors import InvalidArgumentError
 from tdstore.rl.buffers.samplers import as_slots
 from tdstore.rl.buffers.segment_tree import SegmentTree
-from tdstore.rl.storages.table import State
+from tdstore.rl.storages.state import State
 from tdstore.rl.transitions.replay import Ints, ReplayBuffer
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         max_size: number of rows.
         alpha: the exponent of priorities; 0 samples uniformly.
         device, dtype, storage, path, **options: as for `ReplayBuffer`.
+
+    Raises:
+        ValueError: `alpha` is negative or not finite.
 
     Example:
         >>> buffer = PrioritizedReplayBuffer(10)

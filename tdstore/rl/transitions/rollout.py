@@ -43,6 +43,9 @@ class RolloutBuffer:
         path: the place, for a backend that is named.
         **options: of `LazyStorage`.
 
+    Raises:
+        ValueError: `num_envs` is below 1. TypeError: `observation_space` is a number.
+
     Example:
         >>> buffer = RolloutBuffer(2, num_envs=3, gamma=0.5, gae_lambda=1.0)
         >>> for reward in (1.0, 2.0):

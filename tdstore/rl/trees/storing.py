@@ -10,6 +10,7 @@ import torch
 
 import tdstore
 from tdstore import unwrap_tensorclass
+from tdstore.errors import UnsupportedError
 from tdstore.rl.trees import links, walks
 from tdstore.rl.trees.specs import reduce_specs, restore_specs
 from tdstore.rl.trees.table import TreeTable, flatten, unflatten
@@ -189,10 +190,19 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         """Check whether the tensors are in shared memory."""
         return (table := self._table()) is not None and _is_live(table.edges)
 
-    def commit(self) -> Self:
-        """Make in-place changes durable, if the tensors of the tree are in a store."""
+    def commit(self, message: str | None = None) -> Self:
+        """Make in-place changes durable, if the tensors of the tree are in a store.
+
+        Args:
+            message: make the commit a version, as `TensorDict.commit` does.
+
+        Raises:
+            UnsupportedError: `message`, and the tensors are in no store, or in one without versions.
+        """
         if (table := self._table()) is not None:
-            table.commit()
+            table.commit(message)
+        elif message is not None:
+            raise UnsupportedError("commit: this tree is in memory, and has no versions", hint="save() it first")
         return self
 
     def close(self) -> None:

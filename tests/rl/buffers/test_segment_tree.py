@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -41,6 +44,40 @@ def test_the_smallest_weight_follows_changes_one_by_one(size):
         assert tree.smallest == smallest
     tree.update(np.arange(size), 0.0)
     assert tree.smallest == np.inf and tree.total == 0.0
+
+
+def calls(run: Callable[[], object]) -> int:
+    """Count the calls of Python and of C functions, which are passes over the arrays of a batch."""
+    found = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal found
+        found += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_passes_grow_with_the_levels_alone():
+    passes = {}
+    for size in (10_000, 300_000, 10_000_000):
+        tree = SegmentTree(size)
+        slots = np.arange(0, size, size // 1000)[:1000]
+        tree.update(slots, 1.0)
+        for batch in (256, 1000):
+            masses = np.linspace(0, 999, batch)
+            find, update = calls(lambda: tree.find(masses)), calls(lambda: tree.update(slots[:batch], 2.0))
+            passes[size, batch] = (find, update)
+            tree.update(slots, 1.0)
+    for size in (10_000, 300_000, 10_000_000):
+        assert passes[size, 256] == passes[size, 1000], "no pass is of single rows"
+    assert passes[10_000, 256] == passes[300_000, 256]
+    more = np.subtract(passes[10_000_000, 256], passes[300_000, 256])
+    assert 0 < more[0] <= 16 and 0 < more[1] <= 16, "one level more"
 
 
 def test_masses_are_answered_in_their_order():

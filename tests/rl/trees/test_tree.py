@@ -372,6 +372,17 @@ def test_in_place_changes_reach_the_file(tmp_path, shared):
     assert again.wins.item() == 1.0
 
 
+def test_a_commit_of_a_tree_is_a_version(tmp_path, shared):
+    place = f"file://{tmp_path}/tree"
+    with pytest.raises(errors.UnsupportedError, match="in memory, and has no versions"):
+        shared.commit(message="nowhere")
+    shared.save(place).close()
+    with tdstore.open(place, mode="r+") as tree:
+        assert tree.commit(message="before the search") is tree
+    (version,) = tdstore.versions(place)
+    same(shared, tdstore.open(place, version=version.id))
+
+
 def test_memmap_like_has_the_nodes_and_no_data(tmp_path, shared):
     shared.backpropagate(PATH, 1.0)
     like = shared.memmap_like(tmp_path / "like")
