@@ -16,7 +16,7 @@
     │   ├── NotAGroupError        (ValueError)
     │   ├── DifferentKeysError    (RuntimeError)
     │   ├── StateDictError        (RuntimeError)
-    │   ├── InvalidKeyError       (TypeError, RuntimeError)
+    │   ├── InvalidKeyError       (TypeError, ValueError, RuntimeError)
     │   └── MissingEntryError     (AssertionError)
     ├── WorkerDiedError           (RuntimeError)
     ├── MismatchError             (RuntimeError)
@@ -139,7 +139,7 @@ class StateDictError(KeyNotFoundError, RuntimeError):
     """A state dict and what it is loaded into have different keys."""
 
 
-class InvalidKeyError(KeyNotFoundError, TypeError, RuntimeError):
+class InvalidKeyError(KeyNotFoundError, TypeError, ValueError, RuntimeError):
     """The key is neither a string nor a nested tuple of strings."""
 
 

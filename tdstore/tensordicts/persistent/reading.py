@@ -32,6 +32,7 @@ from tdstore.errors import (
 )
 from tdstore.index.plans import ReadPlan
 from tdstore.index.selection import Selection
+from tdstore.index.shapes import as_dim, split_sizes
 from tdstore.io.blocks import row_ranges
 from tdstore.ops.reduce import Over, common_dtype
 from tdstore.ops.reductions import Reduction, State
@@ -343,12 +344,11 @@ class StoredTree(WindowTree):
     # -- windows -----------------------------------------------------------------------------
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
         """Split into a tuple of windows along `dim`. Nothing is read."""
-        places = torch.empty((), device="meta").expand(self._batch_size).split(split_size, dim)
-        at, out, start = dim % max(1, self.batch_dims), [], 0
-        for piece in places:
-            stop = start + piece.shape[at]
-            out.append(self._at((*(slice(None),) * at, slice(start, stop))))
-            start = stop
+        at = as_dim(dim, len(self._batch_size))
+        out, start = [], 0
+        for size in split_sizes(self._batch_size[at], split_size):
+            out.append(self._at((*(slice(None),) * at, slice(start, start + size))))
+            start += size
         return tuple(out)
 
     def __iter__(self) -> Iterator[Any]:
