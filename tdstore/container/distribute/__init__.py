@@ -1,1 +1,1 @@
-"""Work on a container by several processes: `map`, and collectives of `torch.distributed`."""
+"""Work on a container by several processes: `map`, `build`, and collectives of `torch.distributed`."""

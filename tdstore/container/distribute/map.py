@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import LEAF, Container
+from tdstore.container.distribute.build import build
 from tdstore.container.distribute.row_tasks import (
     Chunk,
     Place,
@@ -68,7 +69,8 @@ class MappingMixin(Container):
             num_workers: number of processes. Default: one per CPU. 0 runs `fn` in this process.
             out: a TensorDict to write the results into, in place, which is returned (a tensor, if `fn` returns
                 tensors), with at least the keys of the results. The workers themselves write into stores that many
-                processes may write (shared memory, memmap, ...); results must then be as long as their chunks.
+                processes may write (shared memory, memmap, ...); results must then be as long as their chunks. A URL
+                where nothing is yet becomes a dataset of what the workers write there, by `tdstore.build`.
             chunksize: rows per chunk; 0 calls `fn` with single rows, which lack `dim`, and stacks the results.
             num_chunks: the largest number of chunks, instead. Default: one per worker. Chunks end where those of the
                 store do, if it has chunks and they are not larger.
@@ -96,6 +98,19 @@ class MappingMixin(Container):
         """
         plan = _Plan(self, dim, num_workers, pool, executor, chunksize, num_chunks)
         plan.warn_of_ignored(generator, max_tasks_per_child, mp_start_method)
+        if isinstance(out, str):
+            if plan.dim or plan.one_by_one or pool is not None:
+                raise InvalidArgumentError(f"out={out!r}: a new dataset needs dim=0, chunksize > 0, and no pool")
+            return build(
+                out,
+                fn,
+                self,
+                rows_per_task=plan.size,
+                executor=executor,
+                num_workers=num_workers,
+                pbar=pbar,
+                mp_start_method=mp_start_method,
+            )
         if not plan.length:
             return out if out is not None else self._at(plan.index(slice(0, 0)))._resident()
         work = Packed(Rows(fn, plan.dim, plan.one_by_one, True), cloud_first=plan.far)
