@@ -58,18 +58,35 @@ class Backend:
     checks_target: bool = False
     """Whether the opener itself refuses, in mode "w", to replace what is not a dataset. Else the core opens in mode "r"
     what is there, before it calls the opener."""
+    exists: str = ""
+    """`"package.module:function"`, called as `function(location, **options) -> bool`, where that is cheaper than to
+    open the place. Default: the core opens it in mode "r"."""
+    remove: str = ""
+    """`"package.module:function"`, called as `function(location, **options)` by `tdstore.delete`. Default: the core
+    removes a local file, or renames a local folder and removes it then, also where this returns `NotImplemented`.
+    Needed for all other places."""
+    list: str = ""
+    """`"package.module:function"`, called as `function(location, **options) -> Iterable[str]` by
+    `tdstore.list_datasets`: the locations at and below one. Default: the core looks through local folders."""
 
     def __post_init__(self) -> None:
         """Refuse a declaration that could match nothing, or too much.
 
         Raises:
-            PluginError: a suffix without its dot or in capitals, a scheme with `://`, or text instead of a tuple.
+            PluginError: a suffix without its dot or in capitals, a scheme with `://`, text instead of a tuple, or a
+                function that is not `package.module:function`.
         """
         for field in ("schemes", "suffixes", "markers", "magic"):
             value = getattr(self, field)
             if not isinstance(value, tuple):
                 raise PluginError(
                     f"backend {self.name!r} declares {field}={value!r}, which is not a tuple", hint=f"({value!r},)"
+                )
+        for field in ("exists", "remove", "list"):
+            value = getattr(self, field)
+            if value and not all(value.partition(":")[::2]):
+                raise PluginError(
+                    f"backend {self.name!r} declares {field}={value!r}", hint="a function is 'package.module:function'"
                 )
         for suffix in self.suffixes:
             if not suffix.startswith(".") or suffix != suffix.lower() or len(suffix) < 2:

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import difflib
 import html
-import importlib
-import inspect
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from tdstore import lifetime
 from tdstore.discovery import DISABLE, Plugins, Unused, find_plugins, switched_off
@@ -28,12 +26,12 @@ from tdstore.errors import (
     MissingDependencyError,
     OptionError,
     PluginError,
-    StoreIOError,
     StoreNotFoundError,
     TDStoreError,
     UnknownBackendError,
 )
 from tdstore.hookspecs import Backend, Codec
+from tdstore.plugin_calls import TELL, check_options, import_function, named_error, option_names
 from tdstore.replacing import check_replaceable
 from tdstore.store import Store
 from tdstore.storekit.local_engine import LocalEngine
@@ -410,8 +408,8 @@ class Registry:
         if mode not in MODES:
             raise OptionError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
         lifetime.settle()  # a handle that was dropped may still hold the lock of this place
-        opener = self._opener(backend)
-        _check_options(backend, opener, options)
+        opener = cast(Callable[..., Store], import_function(backend, "opener", self._origin))
+        check_options(backend, opener, options)
         place = os.fspath(location) if isinstance(location, os.PathLike) else location
         if mode == "w" and isinstance(place, str) and not backend.checks_target:
             self._check_replaceable(backend, opener, place, options)
@@ -456,7 +454,7 @@ class Registry:
         self, backend: Backend, opener: Callable[..., Store], place: str, options: dict[str, Any]
     ) -> None:
         # Only the header is wanted, and at once: whoever holds a lock there is a writer of that backend.
-        known = _option_names(opener) or ()
+        known = option_names(opener) or ()
         quick = {name: value for name, value in (("lock_timeout", 0.0), ("verify", "none")) if name in known}
         # Options of writing alone may be refused in mode "r": it is then opened without one of them, or without any.
         fewer = [{name: options[name] for name in options if name != left_out} for left_out in options]
@@ -472,32 +470,19 @@ class Registry:
     def _call(
         self, backend: Backend, opener: Callable[..., Store], place: object, mode: Mode, options: dict[str, Any]
     ) -> Store:
-        """Call an opener. An error of its library gets the names that a user needs; it is the cause of what is raised.
-
-        Raises:
-            MissingDependencyError: a package is not installed. StoreIOError: an OSError of the opener.
-            BrokenPluginError: any other error that is not one of `tdstore.errors`.
-        """
         try:
             store = opener(place, mode=mode, **options)
         except (TDStoreError, MemoryError):
             raise
         except Exception as error:
-            what = f"the backend {backend.name!r} ({self._origin(backend)}) failed to open {_shown(place)}"
-            message = f"{what} with mode {mode!r}: {type(error).__name__}: {error}"
-            url = None if place is None else _shown(place)
-            if isinstance(error, ImportError):
-                raise MissingDependencyError(message, hint=backend.install or None) from error
-            if isinstance(error, OSError):
-                raise StoreIOError(message, url=url, errno=error.errno) from error
-            raise BrokenPluginError(
-                message, hint=f"the opener should raise an error of tdstore.errors: {_TELL}"
-            ) from error
+            shown = _shown(place)
+            doing, url = f"open {shown} with mode {mode!r}", None if place is None else shown
+            raise named_error(error, backend, self._origin, doing, url, "opener") from error
         if not isinstance(store, Store):
             raise BrokenPluginError(
                 f"the opener {backend.opener} of the backend {backend.name!r} ({self._origin(backend)}) returned "
                 f"{type(store).__name__}, not a tdstore.Store",
-                hint=_TELL,
+                hint=TELL,
             )
         return store
 
@@ -509,25 +494,56 @@ class Registry:
                 return f"plugin {plugin!r} of {origin}" if origin not in ("tdstore", "this process") else origin
         return "this process"
 
-    def _opener(self, backend: Backend) -> Callable[..., Store]:
-        module, _, attribute = backend.opener.partition(":")
+    def opener(self, backend: Backend) -> Callable[..., Store]:
+        """Import the opener of a backend.
+
+        Args:
+            backend: the declaration.
+
+        Raises:
+            MissingDependencyError: a package is not installed. BrokenPluginError: there is no such function.
+        """
+        return cast(Callable[..., Store], import_function(backend, "opener", self._origin))
+
+    def call(self, backend: Backend, field: str, location: str | None, options: dict[str, Any]) -> object:
+        """Call an optional function of a backend.
+
+        Args:
+            backend: the declaration.
+            field: the field that names the function: "exists", "remove" or "list".
+            location: its first argument.
+            options: its options, checked by name.
+
+        Returns:
+            What it returned; `NotImplemented` where the backend declares none.
+
+        Raises:
+            OptionError: the function has no such option. PluginError, StoreError: see `tdstore.errors`.
+        """
+        if not getattr(backend, field):
+            return NotImplemented
+        lifetime.settle()  # a handle that was dropped may still hold the lock of this place
+        function = import_function(backend, field, self._origin)
+        check_options(backend, function, options)
         try:
-            found: Callable[..., Store] = getattr(importlib.import_module(module), attribute)
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"the {backend.name!r} backend ({self._origin(backend)}) needs {error.name or error!s}, which is not "
-                "installed",
-                hint=backend.install or None,
-            ) from error
-        except AttributeError as error:
-            raise BrokenPluginError(
-                f"backend {backend.name!r} ({self._origin(backend)}) names an opener that is not there: {error}",
-                hint=_TELL,
-            ) from error
-        return found
+            found = function(location, **options)
+            return found if found is NotImplemented or field != "list" else list(cast(Iterable[str], found))
+        except (TDStoreError, MemoryError):
+            raise
+        except Exception as error:
+            shown = None if location is None else _shown(location)
+            raise named_error(error, backend, self._origin, f"{field} {shown}", shown, field) from error
+
+    def has_option(self, backend: Backend, name: str) -> bool:
+        """Check whether the opener of a backend spells out an option.
+
+        Args:
+            backend: the declaration.
+            name: name of the option.
+        """
+        return name in (option_names(self.opener(backend)) or ())
 
 
-_TELL = "tell the authors of the plugin"
 _SQUEEZED_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 
 
@@ -553,28 +569,6 @@ def _first_bytes(path: str) -> bytes:
             return f.read(32)
     except OSError as error:
         raise StoreNotFoundError(f"cannot read {path}: {error.strerror}", url=str(path)) from error
-
-
-def _check_options(backend: Backend, opener: Callable[..., Store], options: dict[str, Any]) -> None:
-    known = _option_names(opener)
-    if known is None:
-        return
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            raise OptionError(
-                f"the {backend.name!r} backend has no option {name!r}; its options are {', '.join(known) or 'none'}",
-                hint=f"did you mean {near[0]!r}?" if near else None,
-            )
-
-
-@cache
-def _option_names(opener: Callable[..., Store]) -> tuple[str, ...] | None:
-    """Return the options that an opener spells out; None when it takes any and checks them itself."""
-    parameters = inspect.signature(opener).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return None
-    return tuple(name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY and name != "mode")
 
 
 @cache

@@ -36,6 +36,8 @@ def tdstore_backends() -> Iterable[Backend]:
         schemes=("shm",),
         summary="shared memory: anonymous for child processes, shm://name for unrelated ones",
         caps=_RESIDENT | Cap.SHARED | Cap.CONCURRENT_WRITE,
+        remove="tdstore.builtin.shared.store:remove",
+        list="tdstore.builtin.shared.store:list_stores",
     )
     yield Backend(
         name="memmap",

@@ -85,13 +85,18 @@ class Window:
         for length, start in sorted(holes, reverse=True)[:_MOST_HOLES]:
             self._call(length, self._address + start - self._offset, mmap.MAP_PRIVATE | _ANONYMOUS, -1, 0)
 
-    def is_written(self, start: int, nbytes: int) -> bool | None:
-        """Check whether this process may have written into a range of a private window; None if the system cannot tell.
+    def changed_ranges(self, start: int, nbytes: int) -> list[tuple[int, int]] | None:
+        """Return the byte ranges of the file into which this process may have written; None if the system cannot tell.
 
-        The first write to a page makes it memory of the process, which the page table shows.
+        The first write to a page of a private window makes it memory of the process, which the page table shows.
+
+        Args:
+            start: first byte of the file to look at.
+            nbytes: bytes to look at.
         """
         first = (self._address + start - self._offset) // mmap.PAGESIZE
         last = -(-(self._address + start - self._offset + nbytes) // mmap.PAGESIZE)
+        found: list[tuple[int, int]] = []
         try:
             table = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -102,14 +107,17 @@ class Window:
                 if not raw:
                     return None
                 kind = np.frombuffer(raw, "<u8") >> np.uint64(61)  # bits: 4 in memory, 2 swapped out, 1 of the file
-                if ((kind & 6 != 0) & (kind & 1 == 0)).any():
-                    return True
+                own = np.concatenate(([False], (kind & 6 != 0) & (kind & 1 == 0), [False]))
+                at = first * mmap.PAGESIZE - self._address + self._offset
+                for begin, end in np.flatnonzero(own[1:] != own[:-1]).reshape(-1, 2).tolist():
+                    low, high = at + begin * mmap.PAGESIZE, at + end * mmap.PAGESIZE
+                    found.append((max(low, start), min(high, start + nbytes)))
                 first += len(kind)
         except OSError:
             return None
         finally:
             os.close(table)
-        return False
+        return found
 
     def tensor(self, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return the tensor that begins at a byte of the file."""

@@ -27,5 +27,7 @@ def tdstore_backends() -> Iterable[Backend]:
         | Cap.CONCURRENT_WRITE
         | Cap.DISCARD,
         schemes=("redis", "rediss", "redis+unix", "valkey", "valkeys", "dragonfly"),
+        remove="tdstore_redis.housekeeping:remove_dataset",
+        list="tdstore_redis.housekeeping:list_datasets",
         install="pip install ./plugins/tdstore-redis   # from a clone of tdstore",
     )

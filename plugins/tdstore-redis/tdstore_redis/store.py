@@ -118,7 +118,7 @@ def open_redis(
         raise OptionError(f"{url}: block must be from 64 bytes to 512 MiB, not {block!r}", url=url)
     if timeout is not None and not timeout > 0:
         raise OptionError(f"{url}: timeout must be more than 0 seconds, or None, not {timeout!r}", url=url)
-    tls = _tls(url, ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_check_hostname) if address.tls else None
+    tls = tls_context(url, ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_check_hostname) if address.tls else None
     line = Line(address, timeout=timeout, tls=tls)
     arguments = {
         **address_options,
@@ -213,7 +213,14 @@ def session_of(store: RedisStore) -> Session:
     return store._session
 
 
-def _tls(url: str, ca: str | None, certificate: str | None, key: str | None, check_hostname: bool) -> ssl.SSLContext:
+def tls_context(
+    url: str, ca: str | None, certificate: str | None, key: str | None, check_hostname: bool
+) -> ssl.SSLContext:
+    """Return the settings of an encrypted connection.
+
+    Raises:
+        OptionError: the certificates cannot be read.
+    """
     try:
         context = ssl.create_default_context(cafile=ca)
         context.check_hostname = check_hostname
@@ -370,6 +377,14 @@ class RedisStore(CheckedStore[Array]):
             if reason is not None:
                 found.append(Fault(path, reason))
         return found
+
+    def generation(self) -> object:
+        """Return the dataset's name and the number of its last commit; None where nothing is."""
+        session = self._open()
+        asked = [pack(b"HMGET", session.keys.head, b"dataset", b"revision")]
+        with session.line.errors("looking for commits"):
+            dataset, revision = session.line.idempotent(lambda wire: wire.raising(asked))[0]
+        return None if dataset is None else (dataset, revision)
 
     def nbytes_stored(self) -> int | None:
         session = self._open()

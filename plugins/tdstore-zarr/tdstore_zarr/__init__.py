@@ -27,6 +27,7 @@ def tdstore_backends() -> Iterable[Backend]:
         suffixes=(".zarr", ".zarr.zip"),
         markers=("zarr.json",),
         magic=(b"PK\x03\x04",),
+        remove="tdstore_zarr.removal:remove_zarr",
         install="pip install ./plugins/tdstore-zarr   # from a clone of tdstore",
     )
 

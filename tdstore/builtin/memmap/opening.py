@@ -423,3 +423,15 @@ def fingerprint(location: str) -> object:
         identity = (info.st_ino, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
         found.append((info.st_dev, info.st_ino) if stat.S_ISDIR(info.st_mode) else identity)
     return found
+
+
+def manifest_identity(location: str) -> object:
+    """Return what every commit changes: the manifest's file, and the checksum of its contents; None without one."""
+    path = os.path.join(location, documents.NAME)
+    try:
+        info = os.stat(path)
+        with open(path, "rb") as file:
+            data = file.read(MAX_MANIFEST)
+    except FileNotFoundError:
+        return None
+    return (info.st_dev, info.st_ino, info.st_mtime_ns, crc32c(data))

@@ -26,6 +26,7 @@ from tdstore.builtin.memmap.opening import (
     crc_of_range,
     crc_unless_written,
     fingerprint,
+    manifest_identity,
     read_contents,
     session_state,
     whole_compare_limit,
@@ -431,6 +432,14 @@ class MemmapStore(MemmapLeaves):
             return compare_sums(fd, leaf, leaf.sums)
         finally:
             os.close(fd)
+
+    def generation(self) -> object:
+        """Return the identity of the manifest; None without one (an anonymous store, files of tensordict)."""
+        self._check_open()
+        if self.location is None:
+            return None
+        with files.io_errors(self.url, "looking for commits", writing=False):
+            return manifest_identity(self.location)
 
     def nbytes_stored(self) -> int | None:
         self._check_open()

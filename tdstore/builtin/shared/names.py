@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from urllib.parse import quote_from_bytes
+from urllib.parse import quote_from_bytes, unquote
 
 from tdstore.builtin.shared.arena import read_what
 from tdstore.builtin.shared.process import Process, alive, boot_id, this_process
@@ -160,6 +160,32 @@ def open_public(path: str, *, write: bool, url: str) -> int:
 def is_there(path: str) -> bool:
     """Check whether a published store exists and its owner is running."""
     return _stat(path) is not None and not _is_left_over(path)
+
+
+def published(directory: str) -> list[str]:
+    """Return the names of the published stores of this user whose owner is running."""
+    mine = f"tds.{os.geteuid()}."
+    found = [name for name in os.listdir(directory) if name.startswith(mine)]
+    return [unquote(name[len(mine) :]) for name in found if is_there(os.path.join(directory, name))]
+
+
+def inode_of(path: str, url: str) -> Inode | None:
+    """Return the inode of a published store, whose owner may have ended; None where nothing is.
+
+    Raises:
+        CorruptStoreError: a file of another program.
+    """
+    with io_errors(url, "opening", writing=False):
+        try:
+            fd = os.open(path, os.O_RDONLY | SAFE)
+        except FileNotFoundError:
+            return None
+    try:
+        _check_file(fd, path, url)
+        read_what(os.pread(fd, 4096, 0), path)
+        return _inode(fd)
+    finally:
+        os.close(fd)
 
 
 # -- removing --------------------------------------------------------------------------------

@@ -121,15 +121,25 @@ def remove(location: str, *, directory: str | None = None, lock_timeout: float =
     """Remove a named store now, instead of at the end of its owner; processes that have it open keep it.
 
     Raises:
-        StoreNotFoundError: none of that name.
+        StoreNotFoundError: none of that name. CorruptStoreError: a file of another program has its name.
     """
     name, url = _name_of(location)
     path = names.public_path(names.directory_of(directory), name, url)
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        raise StoreNotFoundError(f"there is no shared store {url}", url=url) from None
-    names.remove_file((found.st_dev, found.st_ino), path, timeout=lock_timeout, url=url)
+    found = names.inode_of(path, url)
+    if found is None:
+        raise StoreNotFoundError(f"there is no shared store {url}", url=url)
+    names.remove_file(found, path, timeout=lock_timeout, url=url)
+
+
+def list_stores(location: str = ANONYMOUS, *, directory: str | None = None) -> list[str]:
+    """List the named stores whose owner is running.
+
+    Args:
+        location: `shm://`, or the beginning of their names: `shm://run/` lists `shm://run/1`.
+        directory: folder on a tmpfs instead of `TDSTORE_SHM_DIR` or `/dev/shm`.
+    """
+    name, _ = _name_of(location)
+    return [f"{ANONYMOUS}{found}" for found in names.published(names.directory_of(directory)) if found.startswith(name)]
 
 
 def sweep(directory: str | None = None, *, lock_timeout: float = 10.0) -> list[str]:

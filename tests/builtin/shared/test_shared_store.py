@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import os
 import pickle
+import secrets
 import stat
 
 import pytest
 import torch
 from shm_children import HEADER, made, set_row
 
-from tdstore import lifetime
+import tdstore
+from tdstore import TensorDict, lifetime
 from tdstore.builtin.shared.store import attach_shared, open_shared, remove
 from tdstore.errors import (
     InvalidArgumentError,
@@ -288,3 +290,17 @@ def test_plain_pickle_of_a_named_store_is_its_name(shm):
 
 def test_single_leaves_are_shared_tensors():
     assert made().view(("a",)).is_shared()
+
+
+def test_stores_are_listed_and_deleted_by_name():
+    first, second = (f"shm://{secrets.token_hex(4)}/{i}" for i in "ab")
+    td = TensorDict({"a": torch.arange(3)}, [3])
+    with td.save(first), td.save(second) as stored:
+        assert first in tdstore.list_datasets("shm://")
+        assert tdstore.list_datasets(first[:-1]) == [first]
+        tdstore.delete(first)
+        assert not tdstore.exists(first)
+        assert tdstore.exists(second)
+        with pytest.raises(StoreNotFoundError, match="no shared store"):
+            tdstore.delete(first)
+        assert stored["a"].tolist() == [0, 1, 2]

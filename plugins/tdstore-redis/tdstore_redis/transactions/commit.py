@@ -150,7 +150,7 @@ def publish(writer: Writer, header: Header) -> None:
         writer.document, writer.base = document, document.copy()
         writer.published, writer.known, writer._noted = True, header, False
         if old is not None:
-            _sweep(writer, old)
+            sweep(writer, old)
 
 
 def _settle(arrays: Iterable[Array]) -> list[bytes]:
@@ -191,9 +191,9 @@ def _swap(writer: Writer, document: Document, manifest: bytes, bitmaps: list[byt
                 if writer.exclusive:
                     raise refusals.place_exists(writer.url)
                 raise refusals.overtaken(writer.url, "what the other saved is there; save again to replace it")
-            others = _others(writer, wire, state[1], notes)
+            others = others_writing(writer, wire, state[1], notes)
             if not others:
-                field, listed = _replaced_arrays(writer, wire, state[0])
+                field, listed = replaced_arrays(writer, wire, state[0])
                 commands = [
                     pack(b"MULTI"),
                     *bitmaps,
@@ -211,17 +211,17 @@ def _swap(writer: Writer, document: Document, manifest: bytes, bitmaps: list[byt
                 if replies[-1] is not None:
                     return field if listed is not None else None
         except BaseException:
-            writer._disarm(wire)
+            writer.disarm(wire)
             raise
         if others and time.monotonic() > until:
-            writer._disarm(wire)
+            writer.disarm(wire)
             raise refusals.busy(writer.url, ", ".join(sorted(others)), writer.lock_timeout)
         if time.monotonic() > until + 5:
             raise refusals.contended(writer.url, writer.lock_timeout + 5)
         time.sleep(random.uniform(0.002, 0.02))
 
 
-def _others(writer: Writer, wire: Wire, owner: bytes | None, notes: list[bytes]) -> set[str]:
+def others_writing(writer: Writer, wire: Wire, owner: bytes | None, notes: list[bytes]) -> set[str]:
     """Return the writers of other processes that have written in place, and not committed."""
     found = list(keyspace.records(notes, Writing, writer.url, writer.keys.writers).values())
     if owner is not None:
@@ -231,7 +231,8 @@ def _others(writer: Writer, wire: Wire, owner: bytes | None, notes: list[bytes])
     return {record.who for record in foreign if alive is not None and record.session in alive}
 
 
-def _replaced_arrays(writer: Writer, wire: Wire, dataset: bytes | None) -> tuple[bytes, bytes | None]:
+def replaced_arrays(writer: Writer, wire: Wire, dataset: bytes | None) -> tuple[bytes, bytes | None]:
+    """Return the field in `pending`, and the record, of the arrays of a dataset that is to go; None: it has none."""
     if dataset is None or not DATASET.match(dataset.decode("latin-1")):
         return b"", None
     try:
@@ -243,7 +244,7 @@ def _replaced_arrays(writer: Writer, wire: Wire, dataset: bytes | None) -> tuple
     return b"old-" + dataset, waste(old.dataset, list(old.arrays.values()))
 
 
-def _sweep(writer: Writer, field: bytes) -> None:
+def sweep(writer: Writer, field: bytes) -> None:
     """Remove the arrays of a note. If this process is killed meanwhile, the next writer continues."""
     wire = writer.wire()
     listed = wire.call(b"HGET", writer.keys.pending, field)
@@ -282,7 +283,7 @@ def commit(writer: Writer, header: Header) -> None:
         for array in document.arrays.values():
             array.mine = None
         if dropped:
-            _sweep(writer, b"old-%d-" % writer.base.revision + document.dataset.encode())
+            sweep(writer, b"old-%d-" % writer.base.revision + document.dataset.encode())
 
 
 def _moved(writer: Writer) -> bool:
@@ -292,7 +293,7 @@ def _moved(writer: Writer) -> bool:
 def _commit(writer: Writer, header: Header, structure: bool) -> bool:
     keys, mine = writer.keys, writer.session.encode()
     wire = writer.wire()
-    writer._disarm(wire)
+    writer.disarm(wire)
     _, state, note, pending = wire.raising(
         [
             pack(b"WATCH", keys.head, *([keys.pending] if writer._noted else [])),
@@ -336,7 +337,7 @@ def _commit(writer: Writer, header: Header, structure: bool) -> bool:
         if error is not None:
             raise error
     except BaseException:
-        writer._disarm(wire)
+        writer.disarm(wire)
         raise
     if replies[-1] is None:
         return False

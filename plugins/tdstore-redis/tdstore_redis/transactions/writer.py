@@ -375,7 +375,7 @@ class Writer(Session):
             # Watched before they are read, in the same round trip.
             held = self._cells(wire, changes, [pack(b"WATCH", *blocks)] if blocks else ())
         except BaseException:
-            self._disarm(wire)
+            self.disarm(wire)
             raise
         touched = self.marks | {c.path for c in changes}
         if extra is not None:
@@ -395,7 +395,7 @@ class Writer(Session):
         done = replies[len(commands) - 1]
         error = first_error([*replies[: len(commands)], *(done if isinstance(done, list) else [])])
         if error is not None:
-            self._disarm(wire)
+            self.disarm(wire)
             raise error
         if done is not None:
             self.marks = touched
@@ -403,10 +403,11 @@ class Writer(Session):
             _, state, known = replies[-len(arming) :]
             self._armed = bool(known) and state == [self.document.dataset.encode(), b"%d" % self.base.revision]
         if not self._armed:
-            self._disarm(wire)
+            self.disarm(wire)
         return done is not None
 
-    def _disarm(self, wire: Wire) -> None:
+    def disarm(self, wire: Wire) -> None:
+        """End the watch of a transaction that is not sent."""
         self._armed = False
         if not wire.broken:
             wire.pipe([pack(b"UNWATCH")])
@@ -445,13 +446,13 @@ class Writer(Session):
                         return
                     owner = None
             except BaseException:
-                self._disarm(wire)
+                self.disarm(wire)
                 raise
             if owner is not None and time.monotonic() > until:
-                self._disarm(wire)
+                self.disarm(wire)
                 raise refusals.busy(self.url, owner.who, self.lock_timeout)
             if time.monotonic() > until + 5:
-                self._disarm(wire)
+                self.disarm(wire)
                 raise TransientError(f"{self.url} is changed too often to take part", url=self.url)
             time.sleep(random.uniform(0.002, 0.02))
 
