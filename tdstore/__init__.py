@@ -16,6 +16,7 @@ from tdstore.container.concat.opening import concat
 from tdstore.container.core.defaults import get_defaults_to_none, set_get_defaults_to_none
 from tdstore.container.core.tensor_attrs import TensorAttrs
 from tdstore.container.display.options import get_printoptions, set_printoptions
+from tdstore.container.distribute.build import build
 from tdstore.container.entries.unbatched import UnbatchedTensor
 from tdstore.container.functions.compare import assert_allclose_td, assert_close
 from tdstore.container.functions.construct_and_join import (
@@ -31,6 +32,7 @@ from tdstore.container.functions.padding import dense_stack_tds, pad, pad_sequen
 from tdstore.container.functions.pytree import register_nodes
 from tdstore.container.functions.torch_functions import teach_collate
 from tdstore.container.functions.vmap import teach_vmap
+from tdstore.container.persistence.moving import move
 from tdstore.container.storage.copy_dataset import copy_dataset as copy
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import open_container
@@ -54,7 +56,9 @@ from tdstore.convert.tables.files import from_csv, from_json, from_parquet
 from tdstore.convert.tables.pandas import from_pandas
 from tdstore.header import Header
 from tdstore.hookspecs import Backend, Codec, hookimpl
+from tdstore.io.housekeeping import DatasetInfo, delete, exists, info, list_datasets
 from tdstore.io.verifying import verify
+from tdstore.io.versions import prune, tag, untag, versions
 from tdstore.memmap import MemoryMappedTensor
 from tdstore.modules.methods import from_module, from_modules
 from tdstore.nn import TensorDictParams
@@ -87,7 +91,7 @@ from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
 from tdstore.tensordicts.rebuild import register_kinds
 from tdstore.tensordicts.redis_names import LazyStackedTensorDictStore, TensorDictStore
 from tdstore.tensordicts.resident.tensordict import TensorDict
-from tdstore.types import Fault, LeafSpec, Mode, NestedKey, Read, Write
+from tdstore.types import Fault, LeafSpec, Mode, NestedKey, Read, Version, Write
 from tdstore.utils import unravel_key, unravel_key_list
 
 __version__ = "0.1.0"
@@ -247,6 +251,7 @@ __all__ = [
     "BackendStatus",
     "Cap",
     "Codec",
+    "DatasetInfo",
     "Fault",
     "Header",
     "LazyStackedTensorDict",
@@ -271,17 +276,21 @@ __all__ = [
     "TensorDictStore",
     "TypedTensorDict",
     "UnbatchedTensor",
+    "Version",
     "Write",
     "assert_allclose_td",
     "assert_close",
     "backends",
+    "build",
     "capture_non_tensor_stack",
     "cat",
     "concat",
     "copy",
     "default_is_leaf",
+    "delete",
     "dense_stack_tds",
     "errors",
+    "exists",
     "find_tensorclass",
     "from_any",
     "from_arrow",
@@ -307,6 +316,7 @@ __all__ = [
     "get_defaults_to_none",
     "get_printoptions",
     "hookimpl",
+    "info",
     "is_batchedtensor",
     "is_leaf_nontensor",
     "is_memmap_archive",
@@ -315,6 +325,7 @@ __all__ = [
     "is_tensorclass",
     "lazy_legacy",
     "lazy_stack",
+    "list_datasets",
     "list_to_stack",
     "load",
     "load_memmap",
@@ -322,11 +333,13 @@ __all__ = [
     "maybe_dense_stack",
     "memmap",
     "merge_tensordicts",
+    "move",
     "open",
     "pack_memmap",
     "pad",
     "pad_sequence",
     "parse_tensor_dict_string",
+    "prune",
     "refresh_archive_checksums",
     "register_backend",
     "register_codec",
@@ -338,14 +351,17 @@ __all__ = [
     "set_list_to_stack",
     "set_printoptions",
     "stack",
+    "tag",
     "tensorclass",
     "tensorclass_name",
     "unpack_memmap",
     "unravel_key",
     "unravel_key_list",
     "unregister_backend",
+    "untag",
     "unwrap_tensorclass",
     "verify",
+    "versions",
     "wrap_tensorclass",
 ]
 

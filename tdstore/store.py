@@ -26,7 +26,7 @@ from tdstore.header import Header
 from tdstore.index.ranges import check_writes as check_writes  # for backends, whose `write` calls it
 from tdstore.index.rows import check_indices as check_indices  # for backends, whose `read` and `write` call it
 from tdstore.index.tracing import keep_out
-from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Write
+from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Version, Write
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.redis_names import LazyStackedTensorDictStore as LazyStackedTensorDictStore
@@ -70,11 +70,13 @@ class Cap(enum.Flag):
     """Leaves live on a device other than the CPU."""
     DISCARD = enum.auto()
     """`discard` takes back what was not committed."""
+    VERSIONS = enum.auto()
+    """A commit can be made a version, and the opener takes `version=`."""
 
 
 LIVE = Cap.VIEW | Cap.SHARED
 """Writes to tensors of such a store need no commit; it ends with the last of its tensors."""
-_CHANGES = frozenset({"create", "write", "delete", "rename", "resize", "save_header"})
+_CHANGES = frozenset({"create", "write", "delete", "rename", "resize", "save_header", "save_version"})
 """Methods that change a store: from the first call on, the end of the process closes it where nothing else did."""
 _STRUCTURE = frozenset({"create", "delete", "rename", "resize"})
 
@@ -149,7 +151,7 @@ class Store(ABC):
         for name in Store.__dict__:  # the protocol
             method = cls.__dict__.get(name)
             if isinstance(method, FunctionType):
-                if name in ("save_header", "discard"):
+                if name in ("save_header", "save_version", "discard"):
                     method = _committing(method)
                 if name in _CHANGES:
                     method = _registering(method)
@@ -248,6 +250,49 @@ class Store(ABC):
         have written since (CONCURRENT_WRITE), unless they were written after the structure began to change.
         """
         raise self.unsupported(Cap.DISCARD)
+
+    def save_version(self, header: Header, message: str) -> Version:
+        """Commit as `save_header` does, and make the commit a version: both are there, or neither (VERSIONS).
+
+        What it costs is what changed since the version before. `open(..., version=id)` reads it as it is now, whatever
+        is written later.
+
+        Args:
+            header: the header.
+            message: a text of at most 65,536 characters; may be empty.
+        """
+        raise self.unsupported(Cap.VERSIONS)
+
+    def versions(self) -> list[Version]:
+        """List the versions that are there now, whoever made them, oldest first (VERSIONS)."""
+        raise self.unsupported(Cap.VERSIONS)
+
+    def set_tag(self, name: str, version: str | None) -> None:
+        """Give a tag to a version, and take it from any other that has it (VERSIONS).
+
+        Args:
+            name: the tag.
+            version: the id of the version; None takes the tag away.
+
+        Raises:
+            StoreNotFoundError: there is no such version.
+        """
+        raise self.unsupported(Cap.VERSIONS)
+
+    def drop_versions(self, versions: Sequence[str], grace: float) -> list[str]:
+        """Drop versions, and remove what was dropped earlier and whose grace period is over (VERSIONS).
+
+        Readers of a dropped version go on for `grace` seconds. Versions that have a tag stay. Killed at any moment, it
+        leaves every other version readable.
+
+        Args:
+            versions: the ids; those that are not there are passed over.
+            grace: seconds.
+
+        Returns:
+            The ids of those that were dropped.
+        """
+        raise self.unsupported(Cap.VERSIONS)
 
     def flush(self) -> None:
         """Make earlier writes visible to other readers. Nothing to do by default."""

@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from types import EllipsisType
 from typing import Any, Literal, SupportsIndex
 
@@ -49,6 +50,8 @@ A `slice` has `0 <= start <= stop <= dim` and `step >= 1`, all given. At most on
 """
 
 Mode = Literal["r", "r+", "w", "x", "a"]
+MAX_TEXT = 1 << 16
+"""Characters of the message of a version, or of a tag."""
 MODES: tuple[Mode, ...] = ("r", "r+", "w", "x", "a")
 
 
@@ -137,6 +140,22 @@ class Fault:
 
     path: Path
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of a dataset: a state of it that later commits leave as it is."""
+
+    id: str
+    """Its name, which the backend chose."""
+    time: datetime
+    """When it was made, in UTC."""
+    message: str
+    tags: tuple[str, ...] = ()
+    rows: int | None = None
+    """Length of the first batch dimension; None without one."""
+    new_bytes: int | None = None
+    """Bytes that the storage took for it beyond what earlier versions have; None where that is unknown."""
 
 
 def path_text(path: Path) -> str:

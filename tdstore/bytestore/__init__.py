@@ -2,6 +2,7 @@
 
 from tdstore.bytestore.directory import DIRECTORY_HINT
 from tdstore.bytestore.opening import open_directory, open_objects, refuse_foreign_files
+from tdstore.bytestore.removal import remove_objects
 from tdstore.bytestore.store import ByteStore
 
-__all__ = ["DIRECTORY_HINT", "ByteStore", "open_directory", "open_objects", "refuse_foreign_files"]
+__all__ = ["DIRECTORY_HINT", "ByteStore", "open_directory", "open_objects", "refuse_foreign_files", "remove_objects"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tdstore.bytestore.manifest import OBJECT_NAME, Document, Retired, decode_objects
+from tdstore.bytestore.manifest import OBJECT_NAME, VERSION_NAME, decode_objects, version_name
 from tdstore.engine import Blob, Engine, EngineCap
 from tdstore.errors import (
     ConflictError,
@@ -24,6 +24,9 @@ ATTEMPTS = 3
 LONG_UPLOAD = 3600.0
 """After so many seconds a writer checks, before it commits, that all its objects still exist."""
 
+SEAL_BYTES = 14
+"""Of the first line of a manifest that hold its version and checksum."""
+
 _GENERATION = re.compile(rb'"generation":"([0-9a-f]{32})"')
 
 
@@ -34,6 +37,8 @@ class ManifestState:
     there: bool
     generation: str | None = None
     tag: str | None = None
+    seal: bytes = b""
+    """Its first line, with the checksum of all bytes."""
 
 
 NOTHING_THERE = ManifestState(False)
@@ -45,12 +50,22 @@ def generation_of(data: bytes) -> str | None:
     return found[1].decode() if found else None
 
 
+def state_of(blob: Blob) -> ManifestState:
+    """Return the state of a manifest that was fetched."""
+    head = bytes(blob.data[:400])
+    return ManifestState(True, generation_of(head), blob.tag, head[:SEAL_BYTES])
+
+
 def fetch_manifest(engine: Engine) -> Blob | None:
     """Fetch the manifest of either layout, by one request; None if there is none."""
     try:
         return engine.get(NAME, MAX_FILE_BYTES)
     except StoreNotFoundError:
         return None
+
+
+class MaintenanceError(ConflictError):
+    """The list of versions was changed since, and the data was not: commit on top of that."""
 
 
 class Publisher:
@@ -74,8 +89,8 @@ class Publisher:
         self.unconfirmed = False
         """A put may have succeeded, or succeed yet: nothing that it names may be removed."""
         self._first_upload = 0.0
-        self._tried: set[str] = set()
-        """Generations that were put and whose answer never came: one of them may be what is there."""
+        self._tried: dict[str, bytes] = {}
+        """Generations that were put and whose answer never came, and their seals: one may be what is there."""
 
     # -- objects -------------------------------------------------------------------------
     def upload(self, objects: Sequence[tuple[str, bytes]]) -> None:
@@ -88,10 +103,11 @@ class Publisher:
     def discard(self) -> None:
         """Remove the objects that were put for no commit. `collect` finds those that cannot be removed now."""
         if self.mine and not self.unconfirmed:
-            self._remove(list(self.mine))
+            self.remove(list(self.mine))
         self.mine.clear()
 
-    def _remove(self, names: Sequence[str]) -> None:
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects that no reader needs; a failure leaves them for `collect`."""
         with suppress(StoreError):
             self.engine.delete(names)
 
@@ -122,6 +138,7 @@ class Publisher:
 
         Raises:
             ConflictError: another writer committed since the store was opened; nothing was published.
+            MaintenanceError: the list of versions was changed; nothing was published. `rebase`, and publish again.
             TransientError: it is unknown whether the manifest was published.
         """
         self.check_can_commit()
@@ -131,16 +148,16 @@ class Publisher:
         gone = [name for name in self.mine if name not in used]
         self.mine.clear()
         if gone or expired:
-            self._remove([*gone, *expired])
+            self.remove([*gone, *expired])
 
     def _put(self, data: bytes, generation: str) -> None:
         conditional = self.engine.conditional()
-        tried, self._tried = self._tried, {*self._tried, generation}
+        tried, self._tried = self._tried, {**self._tried, generation: data[:SEAL_BYTES]}
         self._attempt(data, generation, conditional, tried)
-        self._tried = set()
+        self._tried = {}
         self.unconfirmed = False
 
-    def _attempt(self, data: bytes, generation: str, conditional: bool, tried: set[str]) -> None:
+    def _attempt(self, data: bytes, generation: str, conditional: bool, tried: Mapping[str, bytes]) -> None:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 if not conditional:
@@ -150,20 +167,25 @@ class Publisher:
                     tag = self.engine.put(NAME, data, if_match=self._tag())
                 else:
                     tag = self.engine.put(NAME, data, if_absent=True)
-                self.seen = ManifestState(True, generation, tag)
+                self.seen = ManifestState(True, generation, tag, data[:SEAL_BYTES])
                 return
+            except MaintenanceError:
+                raise
             except ConflictError as error:
                 # Perhaps our own put arrived, its answer was lost, and the engine tried again.
                 now = self.look()
                 if now.generation == generation:
                     self.seen = now
                     return
-                if now.generation in tried and attempt < ATTEMPTS:
+                if now.generation is not None and now.generation in tried and attempt < ATTEMPTS:
+                    self._check_seal(now, tried[now.generation])
                     self.seen = now  # an earlier commit of this writer, which was believed lost
                     continue
                 if not self._unchanged(now):
                     self.unconfirmed = False  # a put of ours can no longer become the present one
                     raise self._lost(now) from error
+                if now.tag != self.seen.tag:  # the same bytes may have been put again
+                    raise self._maintained() from error
                 raise
             except (TransientError, StoreIOError) as error:
                 self.unconfirmed = self.unconfirmed or isinstance(error, TransientError)
@@ -184,7 +206,28 @@ class Publisher:
         blob = fetch_manifest(self.engine)
         if blob is None:
             return NOTHING_THERE
-        return ManifestState(True, generation_of(bytes(blob.data[:400])), blob.tag)
+        return state_of(blob)
+
+    def rebase(self) -> bytes:
+        """Start from the manifest that is there, whose list of versions was changed; returns it.
+
+        Raises:
+            ConflictError: another writer committed meanwhile.
+        """
+        blob = fetch_manifest(self.engine)
+        now = NOTHING_THERE if blob is None else state_of(blob)
+        if blob is None or (now.generation not in self._tried and not self._unchanged(now)):
+            self.unconfirmed = False
+            raise self._lost(now)
+        self.seen = now
+        return bytes(blob.data)
+
+    def _check_seal(self, now: ManifestState, seal: bytes) -> None:
+        if now.seal != seal:
+            raise self._maintained()
+
+    def _maintained(self) -> MaintenanceError:
+        return MaintenanceError(f"the list of versions of {self.url} was changed", url=self.url)
 
     def _unchanged(self, now: ManifestState) -> bool:
         if now.there != self.seen.there:
@@ -193,12 +236,15 @@ class Publisher:
             return now.generation == self.seen.generation
         return now.tag == self.seen.tag
 
-    def _compare(self, now: ManifestState, tried: set[str]) -> None:
-        if now.generation in tried:
+    def _compare(self, now: ManifestState, tried: Mapping[str, bytes]) -> None:
+        if now.generation is not None and now.generation in tried:
+            self._check_seal(now, tried[now.generation])
             self.seen = now
         elif not self._unchanged(now):
             self.unconfirmed = False
             raise self._lost(now)
+        else:
+            self._check_seal(now, self.seen.seal)
 
     def _tag(self) -> str | None:
         if self.seen.tag is None:
@@ -245,29 +291,20 @@ class Publisher:
             )
 
     # -- old generations -----------------------------------------------------------------
-    def retire(
-        self, before: Document | None, in_use: Iterable[str], now: float | None = None
-    ) -> tuple[list[Retired], list[str]]:
-        """Return the objects of earlier generations to list in the next manifest, and those that have expired."""
-        if before is None:
-            return [], []
-        moment = int(time.time() if now is None else now)
-        used = set(in_use)
-        old = [Retired(o.name, o.size, moment) for o in before.objects if o.name not in used]
-        old += [r for r in before.retired if r.name not in used]
-        unexpired = [r for r in old if r.since + self.keep_old > moment]
-        return unexpired, [r.name for r in old if r.since + self.keep_old <= moment]
-
     def collect(self, older_than: float) -> list[str]:
         """Remove objects that no manifest names and that are older than `older_than` seconds; returns their names."""
         limit = time.time() - older_than
         # Listed first: objects committed between the two requests are in the manifest that is read then.
         found = [e.key for e in self.engine.list("data/") if OBJECT_NAME.fullmatch(e.key) and e.modified <= limit]
+        listed = self.engine.list("versions/")
+        found += [e.key for e in listed if VERSION_NAME.fullmatch(e.key) and e.modified <= limit]
         named: set[str] = set(self.mine)
         blob = fetch_manifest(self.engine)
         if blob is not None:  # else nothing was ever committed: only this writer's objects are needed
             document = decode_objects(bytes(blob.data), url=self.url)
-            named |= {o.name for o in document.objects} | {r.name for r in document.retired}
+            for items in (document.objects, document.retired, document.held):
+                named |= {item.name for item in items}
+            named |= {version_name(version.id) for version in document.versions}
         doomed = [name for name in found if name not in named]
         if doomed:
             self.engine.delete(doomed)

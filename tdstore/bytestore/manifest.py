@@ -12,7 +12,7 @@ import math
 import re
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import msgspec
@@ -23,9 +23,12 @@ from tdstore.errors import CorruptStoreError, InvalidArgumentError
 from tdstore.header import MAX_DEPTH, Header, header_from_builtins, header_to_builtins, without_collection
 from tdstore.index.ranges import Ints
 from tdstore.storekit.documents import MAX_DIMS, MAX_LEAVES, NAME, SealedDocument, fill_fault, is_objects
-from tdstore.types import Path, path_text
+from tdstore.types import MAX_TEXT, Path, path_text
 
 OBJECT_NAME = re.compile(r"data/[0-9a-f-]{1,100}\.bin")
+VERSION_ID = re.compile(r"[0-9a-f]{32}")
+VERSION_NAME = re.compile(r"versions/[0-9a-f]{32}\.json")
+MAX_VERSIONS = 100_000
 SUMS_BLOCK = 4096
 """Bytes of checksums (1,024 of them) that are fetched, and checked against the manifest, together."""
 MAX_GRAIN = 4 << 20
@@ -47,6 +50,8 @@ class ObjectRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     sums: int = 0
     crc: str = ""
     """base64 of little-endian uint32: the crc32c of each 4 KiB of those bytes."""
+    versioned: bool = False
+    """Whether a version names it, so that it is held when this generation is replaced."""
 
 
 class LeafRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -67,6 +72,30 @@ class Retired(msgspec.Struct, frozen=True, array_like=True):
     size: int
     since: int
     """Seconds since the epoch."""
+    stay: int = -1
+    """Seconds after `since` for which it stays; -1: for those that the writer waits which removes it."""
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """An object that versions need, and the present generation does not."""
+
+    name: str
+    size: int
+
+
+class VersionRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One version. Its manifest is the object `version_name(id)`."""
+
+    id: str
+    """The generation."""
+    time: int
+    """Microseconds since the epoch."""
+    message: str = ""
+    rows: int = -1
+    """-1: there is no batch dimension."""
+    added: int = 0
+    """Bytes of the objects that no earlier version had."""
+    tags: tuple[str, ...] = ()
 
 
 class Columns(msgspec.Struct, frozen=True, array_like=True):
@@ -77,7 +106,7 @@ class Columns(msgspec.Struct, frozen=True, array_like=True):
     """Width in bytes (0, 1, 2, 4 or 8), then base64 of little-endian unsigned integers; width 0 is all zeros."""
 
 
-class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Document(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The fields of the JSON document."""
 
     layout: str
@@ -88,6 +117,8 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     leaves: list[LeafRecord]
     extents: Columns
     retired: list[Retired] = []
+    versions: list[VersionRecord] = []
+    held: list[Held] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +134,19 @@ class Document:
     extents: Ints
     """`[n, 4]`: start in the leaf, bytes, piece, offset in the piece; leaf after leaf, ascending in each."""
     retired: Sequence[Retired] = ()
-
-    def with_retired(self, retired: Sequence[Retired]) -> Document:
-        """Return a copy with other objects to be removed later."""
-        return replace(self, retired=retired)
+    versions: Sequence[VersionRecord] = ()
+    """Oldest first."""
+    held: Sequence[Held] = ()
 
 
 def new_generation() -> str:
     """Return a fresh random name for a commit."""
     return uuid.uuid4().hex
+
+
+def version_name(version: str) -> str:
+    """Return the name of the object that is the manifest of a version."""
+    return f"versions/{version}.json"
 
 
 # -- writing ---------------------------------------------------------------------------------
@@ -137,6 +172,8 @@ def encode_objects(document: Document, *, url: str) -> bytes:
         leaves=list(document.leaves),
         extents=_pack(np.stack([start - before, nbytes, piece, offset], 1), len(EXTENT_COLUMNS)),
         retired=list(document.retired),
+        versions=list(document.versions),
+        held=list(document.held),
     )
     return _MANIFEST.encode(fields, [*(leaf.path for leaf in document.leaves), *document.header.groups], url=url)
 
@@ -193,7 +230,11 @@ class _Checker:
         leaves = self._leaves()
         pieces = self._pieces()
         extents = self._extents(pieces, leaves)
-        return Document(found.generation, header, found.objects, pieces, found.leaves, extents, found.retired)
+        self._versions()
+        return Document(
+            found.generation, header, found.objects, pieces, found.leaves, extents, found.retired, found.versions,
+            found.held,
+        )  # fmt: skip
 
     def _refuse(self, reason: str) -> NoReturn:
         raise CorruptStoreError(f"{self.url}: {NAME} {reason}", url=self.url)
@@ -211,11 +252,31 @@ class _Checker:
             if len(record.crc) != -(-4 * crcs // 3) * 4 or _decode64(record.crc) is None:
                 self._refuse(f"has malformed checksums of {name}")
         for old in self.document.retired:
-            if OBJECT_NAME.fullmatch(old.name) is None or old.name in names:
+            ours = OBJECT_NAME.fullmatch(old.name) or VERSION_NAME.fullmatch(old.name)
+            if ours is None or old.name in names:
                 self._refuse(f"retires {old.name[:80]!r}, which is in use, retired twice, or no name of ours")
             names.add(old.name)
             if not (0 <= old.size < _TOP and 0 <= old.since < _TOP):
                 self._refuse(f"retires {old.name} of {old.size} bytes at {old.since}")
+        for held in self.document.held:
+            if OBJECT_NAME.fullmatch(held.name) is None or held.name in names or not 0 <= held.size < _TOP:
+                self._refuse(f"holds {held.name[:80]!r} of {held.size} bytes, which is in use, or no name of ours")
+            names.add(held.name)
+
+    def _versions(self) -> None:
+        found = self.document.versions
+        ids = {version.id for version in found}
+        retired = {old.name for old in self.document.retired}
+        tags = [tag for version in found for tag in version.tags]
+        if len(ids) < len(found) or len(set(tags)) < len(tags) or len(found) > MAX_VERSIONS:
+            self._refuse(f"has {len(found)} versions of {len(ids)} names and {len(set(tags))} tags")
+        for version in found:
+            if VERSION_ID.fullmatch(version.id) is None or max(map(len, (version.message, *version.tags))) > MAX_TEXT:
+                self._refuse(f"has a version {version.id[:80]!r}, which is no name of ours, or a text that is too long")
+            if not (0 <= version.time < _TOP and -1 <= version.rows < _TOP and 0 <= version.added < _TOP):
+                self._refuse(f"has a version {version.id} of {version.rows} rows at {version.time}")
+            if version_name(version.id) in retired:
+                self._refuse(f"retires the version {version.id}, which it has")
 
     def _leaves(self) -> Ints:
         """Return the bytes of each leaf."""
@@ -306,3 +367,9 @@ def _decode64(text: str) -> bytes | None:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         return None
+
+
+def is_object_layout(data: bytes) -> bool:
+    """Check whether a `tdstore.json` begins as that of the object layout, rather than of a directory of files."""
+    start = data.find(b"\n", 0, 40) + 1
+    return is_objects(data[start : start + 100])

@@ -6,9 +6,9 @@ import os
 from contextlib import suppress
 
 from tdstore.builtin.memmap.tensordict_layout import META
-from tdstore.bytestore.commit import NOTHING_THERE, ManifestState, Publisher, fetch_manifest, generation_of
+from tdstore.bytestore.commit import NOTHING_THERE, Publisher, fetch_manifest, state_of
 from tdstore.bytestore.directory import DIRECTORY_HINT, read_uploaded
-from tdstore.bytestore.manifest import Document, decode_objects
+from tdstore.bytestore.manifest import VERSION_ID, Document, decode_objects, is_object_layout, version_name
 from tdstore.bytestore.read import Check
 from tdstore.bytestore.store import ByteStore, Limits, Reopen, Verify
 from tdstore.bytestore.table import Table, check_table
@@ -18,7 +18,7 @@ from tdstore.engine import Blob, Engine, EngineCap, get_and_look
 from tdstore.errors import CorruptStoreError, OptionError, ReadOnlyError, StoreNotFoundError
 from tdstore.header import Header
 from tdstore.storekit import files, refusals
-from tdstore.storekit.documents import MAX_FILE_BYTES, NAME, OBJECTS_START
+from tdstore.storekit.documents import MAX_FILE_BYTES, NAME
 from tdstore.storekit.local_engine import LocalEngine
 from tdstore.types import MODES, Mode
 
@@ -40,6 +40,7 @@ def open_objects(
     max_bytes: int | None = None,
     reopen: Reopen | None = None,
     close_engine: bool = True,
+    version: str | None = None,
 ) -> ByteStore:
     """Open what `tdstore.json` at the engine's root describes, or make a new store there. One request.
 
@@ -60,9 +61,10 @@ def open_objects(
             read is refused that would allocate over 1 GiB, of which less than a hundredth is stored.
         reopen: the location and options with which the backend's opener opens this location again, elsewhere.
         close_engine: close the engine with the store.
+        version: the id of a version, to be read as it is, whatever is committed later; in mode "r" only.
 
     Raises:
-        StoreNotFoundError: there is no `tdstore.json`; there may be other files.
+        StoreNotFoundError: there is no `tdstore.json`, or no such version; there may be other files.
         StoreExistsError: by the mode.
         ReadOnlyError: the engine cannot write.
         CorruptStoreError: damaged, or not as a writer would write it.
@@ -84,6 +86,8 @@ def open_objects(
             refuse_foreign_files(engine.root, place)
         elif os.path.isfile(engine.root):
             raise StoreNotFoundError(f"{place} is a file, not a folder of objects", url=place)
+    if version is not None:
+        return _open_version(engine, place, version, mode, check_of(verify), max_bytes, reopen, close_engine)
     if mode in ("r", "r+") or isinstance(engine, LocalEngine):
         blob = fetch_manifest(engine)
     else:
@@ -94,10 +98,10 @@ def open_objects(
         mode = "x" if blob is None else "r+"
     if mode == "x" and blob is not None:
         raise refusals.place_exists(place)
-    seen = NOTHING_THERE if blob is None else ManifestState(True, generation_of(bytes(blob.data[:400])), blob.tag)
+    seen = NOTHING_THERE if blob is None else state_of(blob)
     publisher = Publisher(engine, place, seen, single_writer=single_writer, keep_old=keep_old)
     limits = Limits(object_bytes, buffer_bytes, max_bytes)
-    check = Check.NONE if verify in ("size", "none") else Check.FULL
+    check = check_of(verify)
     if mode in ("w", "x"):
         before = None if blob is None else _replaced(blob, place)
         view = View(engine, place, Table.empty(), Header(), check=check)
@@ -105,7 +109,7 @@ def open_objects(
     if blob is None:
         raise StoreNotFoundError(f"nothing is stored at {place}: there is no {NAME}", url=place)
     data = bytes(blob.data)
-    if not _is_ours(data):
+    if not is_object_layout(data):
         if mode == "r+":
             raise ReadOnlyError(f"{place} is a directory of files", url=place, hint=DIRECTORY_HINT)
         return open_directory(
@@ -122,6 +126,41 @@ def open_objects(
     check_table(table, max_bytes, place)
     view = View(engine, place, table, document.header, check=check, nbytes=len(data), wary=max_bytes is None)
     return ByteStore(view, publisher, document, mode, limits, reopen, close_engine)
+
+
+def check_of(verify: Verify | None) -> Check:
+    """Return what of the object layout is compared."""
+    return Check.NONE if verify in ("size", "none") else Check.FULL
+
+
+def _open_version(
+    engine: Engine,
+    place: str,
+    version: str,
+    mode: Mode,
+    check: Check,
+    max_bytes: int | None,
+    reopen: Reopen | None,
+    close_engine: bool,
+) -> ByteStore:
+    if mode != "r":
+        raise refusals.version_read_only(place, version)
+    if VERSION_ID.fullmatch(version) is None:
+        raise refusals.no_version(place, version)
+    try:
+        blob = engine.get(version_name(version), MAX_FILE_BYTES)
+    except StoreNotFoundError as error:
+        raise refusals.no_version(place, version) from error
+    data = bytes(blob.data)
+    document = decode_objects(data, url=place)
+    if document.generation != version:
+        raise CorruptStoreError(f"{place}: {version_name(version)} is {document.generation}", url=place)
+    table = Table.from_document(document)
+    check_table(table, max_bytes, place)
+    view = View(engine, place, table, document.header, check=check, nbytes=len(data), wary=max_bytes is None)
+    publisher = Publisher(engine, place, NOTHING_THERE, single_writer=False, keep_old=0.0)
+    limits = Limits(1, 1, max_bytes)
+    return ByteStore(view, publisher, document, "r", limits, reopen, close_engine, pinned=True)
 
 
 def open_directory(
@@ -201,14 +240,10 @@ def refuse_foreign_files(root: str, place: str) -> None:
         raise refusals.foreign_files(place, strange, KIND)
 
 
-def _is_ours(data: bytes) -> bool:
-    return data.startswith(OBJECTS_START, data.find(b"\n", 0, 40) + 1)
-
-
 def _replaced(blob: Blob, place: str) -> Document | None:
     """Return the generation that mode "w" is to replace; None when it is damaged: then no reader needs its objects."""
     data = bytes(blob.data)
-    if not _is_ours(data):
+    if not is_object_layout(data):
         raise refusals.other_kind(place, "a dataset of another layout")
     with suppress(CorruptStoreError):
         return decode_objects(data, url=place)

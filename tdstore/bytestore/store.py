@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
@@ -15,13 +16,22 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 from torch import Tensor
 
-from tdstore.bytestore.commit import ManifestState, Publisher, fetch_manifest, generation_of
+from tdstore.bytestore.commit import MaintenanceError, Publisher, fetch_manifest, generation_of, state_of
 from tdstore.bytestore.directory import DIRECTORY_HINT, UploadedDirectory
-from tdstore.bytestore.manifest import MAX_GRAIN, Document, decode_objects, encode_objects, new_generation
+from tdstore.bytestore.manifest import (
+    MAX_GRAIN,
+    Document,
+    decode_objects,
+    encode_objects,
+    new_generation,
+    version_name,
+)
 from tdstore.bytestore.read import Check, Want, drive
 from tdstore.bytestore.table import Leaf, Table, check_table, fill_bytes, to_document
 from tdstore.bytestore.tidy import ranges_to_merge, ranges_to_rewrite
 from tdstore.bytestore.uncommitted import Uncommitted
+from tdstore.bytestore.versions.maintenance import RIVALS, Change, Pruning, load_document, maintain, tagging
+from tdstore.bytestore.versions.records import following, to_version, with_version
 from tdstore.bytestore.view import View
 from tdstore.bytestore.write import Buffer, Names, pack, placed, portions, store_in_memory
 from tdstore.engine import EngineCap
@@ -36,7 +46,7 @@ from tdstore.header import Header
 from tdstore.index.ranges import Ints
 from tdstore.store import Cap
 from tdstore.storekit import CheckedStore, refusals
-from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Write, path_text
+from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Version, Write, path_text
 
 Verify = Literal["full", "size", "none"]
 Reopen = tuple[Any, dict[str, Any]]
@@ -71,6 +81,7 @@ class ByteStore(CheckedStore[Leaf]):
         | Cap.PERSISTENT
         | Cap.CONCURRENT_READ
         | Cap.DISCARD
+        | Cap.VERSIONS
     )
 
     def __init__(
@@ -82,6 +93,8 @@ class ByteStore(CheckedStore[Leaf]):
         limits: Limits,
         reopen: Reopen | None,
         close_engine: bool,
+        *,
+        pinned: bool = False,
     ) -> None:
         super().__init__(view.url, writable=mode != "r")
         self.engine = view.engine
@@ -94,6 +107,7 @@ class ByteStore(CheckedStore[Leaf]):
         self._limits = limits
         self._reopen = reopen
         self._close_engine = close_engine
+        self._pinned = pinned
         self._buffer = Buffer()
         self._names = Names()
         self._uncommitted = Uncommitted(view.table.leaves)
@@ -105,6 +119,8 @@ class ByteStore(CheckedStore[Leaf]):
     def generation(self) -> object:
         """Return the name of the newest generation; None for a directory of files, which has no manifest."""
         self._check_open()
+        if self._pinned:
+            return self.opened_generation
         blob = fetch_manifest(self.engine) if isinstance(self._before, Document) and self._committed else None
         return None if blob is None else generation_of(bytes(blob.data))
 
@@ -249,6 +265,8 @@ class ByteStore(CheckedStore[Leaf]):
             return self._refresh(self._open())
 
     def _refresh(self, view: View) -> bool:
+        if self._pinned:
+            return False
         if self._uncommitted or not isinstance(self._before, Document) or not self._committed:
             raise StoreError(
                 f"{self.url} cannot be refreshed: it has changes of its own, or is a directory of files",
@@ -266,11 +284,48 @@ class ByteStore(CheckedStore[Leaf]):
         check_table(table, self._limits.max_bytes, self.url)
         fresh = View(self.engine, self.url, table, document.header, check=view.check, nbytes=len(data), wary=view.wary)
         fresh.memory = self._buffer.pieces
-        self._publisher.seen = ManifestState(True, document.generation, blob.tag)
+        self._publisher.seen = state_of(blob)
         self._before, self._view = document, fresh
         self._uncommitted = Uncommitted(table.leaves)
         self._conflict = None
         return True
+
+    # -- versions ------------------------------------------------------------------------
+    def save_version(self, header: Header, message: str) -> Version:
+        """Commit and make the commit a version, as `Store.save_version` does: one manifest more."""
+        with self._guard:
+            self._check_writable()
+            self._commit(self._view, header, message)
+            document = self._before
+            assert isinstance(document, Document)
+            return to_version(document.versions[-1])
+
+    def versions(self) -> list[Version]:
+        """List the versions, as `Store.versions` does, with one request."""
+        self._check_open()
+        if not isinstance(self._before, Document) or not self._committed:
+            return []
+        return [to_version(record) for record in load_document(self.engine, self.url)[0].versions]
+
+    def set_tag(self, name: str, version: str | None) -> None:
+        """Tag a version, as `Store.set_tag` does; writers that are open go on."""
+        self._maintain(tagging(self.url, name, version))
+
+    def drop_versions(self, versions: Sequence[str], grace: float) -> list[str]:
+        """Drop versions, as `Store.drop_versions` does; writers that are open go on."""
+        pruning = Pruning(self._publisher, versions, grace)
+        self._maintain(pruning)
+        return pruning.dropped
+
+    def _maintain(self, change: Change) -> None:
+        with self._guard:
+            self._check_writable()
+            before = self._before
+            if not isinstance(before, Document) or not self._committed:
+                raise refusals.not_saved(self.url)
+            document, state = maintain(self._publisher, change)
+            if document.generation == before.generation:
+                self._before, self._publisher.seen = document, state
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
         """Fetch whole leaves, 64 MiB at a time, and compare every checksum; also with `verify="size"`."""
@@ -296,12 +351,15 @@ class ByteStore(CheckedStore[Leaf]):
             drive(view.fetcher().rounds([want], check=Check.FULL), self.engine.get_ranges)
 
     def nbytes_stored(self) -> int | None:
-        """Return the bytes of the objects and the manifest of this generation, and of older ones not removed yet."""
+        """Return the bytes of the objects and the manifest of this generation, and of versions and older generations
+        that are not removed yet."""
         view = self._open()
         rows = view.table.pieces.rows[view.table.used_pieces(), 0]
         total: int = view.nbytes + sum(view.table.objects[o].size for o in np.unique(rows).tolist())
-        retired = self._before.retired if isinstance(self._before, Document) else ()
-        return total + sum(r.size for r in retired)
+        before = self._before
+        if isinstance(before, Document):
+            total += sum(item.size for item in before.retired) + sum(item.size for item in before.held)
+        return total
 
     def reopen_token(self) -> tuple[Any, Mode, dict[str, Any]] | None:
         """Return location, mode "r" and options to reopen with; uncommitted changes are committed first."""
@@ -385,21 +443,41 @@ class ByteStore(CheckedStore[Leaf]):
                 packed.install(view.table)
             self._buffer.clear()
 
-    def _commit(self, view: View, header: Header) -> None:
+    def _commit(self, view: View, header: Header, message: str | None = None) -> None:
         if self._uncommitted:
             self._tidy(view)
         self._flush_buffer(view)
         before = self._before if isinstance(self._before, Document) else None
-        document, which = to_document(view.table, new_generation(), header)
-        names = [record.name for record in document.objects]
-        retired, expired = self._publisher.retire(before, names)
-        document = document.with_retired(retired)
-        data = encode_objects(document, url=self.url)
-        try:
-            self._publisher.publish(data, document.generation, names, expired)
-        except ConflictError as error:
-            self._conflict = error
-            raise
+        bare, which = to_document(view.table, new_generation(), header)
+        names = [record.name for record in bare.objects]
+        if message is not None:
+            name = version_name(bare.generation)
+            self._publisher.upload([(name, encode_objects(bare, url=self.url))])
+            names.append(name)
+        for _ in range(RIVALS):
+            document, expired = following(bare, before, keep_old=self._publisher.keep_old, now=time.time())
+            if message is not None:
+                document = with_version(document, message, now=time.time())
+            data = encode_objects(document, url=self.url)
+            try:
+                self._publisher.publish(data, document.generation, names, expired)
+                break
+            except MaintenanceError:
+                try:
+                    before = decode_objects(self._publisher.rebase(), url=self.url)
+                except ConflictError as error:
+                    self._conflict = error
+                    raise
+            except ConflictError as error:
+                self._conflict = error
+                raise
+        else:
+            raise ConflictError(
+                f"{self.url} cannot be committed: its list of versions is changed again and again; nothing of this "
+                "writer was published",
+                url=self.url,
+                hint="commit once more",
+            )
         view.header, view.nbytes = header, len(data)
         view.compact(document, which)
         self._before, self._committed = document, True

@@ -9,6 +9,7 @@ from typing import Any
 
 from tdstore.errors import (
     DirtyStoreError,
+    InvalidTypeError,
     PluginError,
     StoreBusyError,
     StoreError,
@@ -39,6 +40,7 @@ def find_backend(location: Location, storage: Storage, mode: Mode) -> tuple[Back
     Raises:
         PluginError: see `Registry.resolve`. StoreNotFoundError: there is nothing to read.
         UnknownBackendError: the suffix of a new path names a file format that no installed backend writes.
+        InvalidTypeError: the location is neither text nor a path.
     """
     if isinstance(storage, str) and "://" in storage and location is None:
         location, storage = storage, None
@@ -46,6 +48,8 @@ def find_backend(location: Location, storage: Storage, mode: Mode) -> tuple[Back
     known = registry()
     if storage is not None and not isinstance(text, str):
         return known.resolve(None, storage) or known.get(DEFAULT_IN_MEMORY), text  # a store's own reopen_token
+    if not isinstance(text, str | None):
+        raise InvalidTypeError(f"a location is a path, a URL or None, not {type(text).__name__} {text!r}")
     backend = known.resolve(text, storage)
     if backend is None and text is None:
         backend = known.get(DEFAULT_IN_MEMORY)

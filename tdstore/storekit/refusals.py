@@ -546,3 +546,50 @@ def packed_leaves(url: str, wanted: str) -> UnsupportedError:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
+
+
+# -- versions -----------------------------------------------------------------------------
+def no_version(url: str, version: str) -> StoreNotFoundError:
+    """Create the error for a version that is not there.
+
+    Args:
+        url: the location.
+        version: the id.
+
+    Example:
+        >>> print(no_version("runs/1", "7").message)
+        runs/1 has no version '7'
+    """
+    return StoreNotFoundError(
+        f"{url} has no version {version!r}", url=url, hint="tdstore.versions(location) lists those that it has"
+    )
+
+
+def version_read_only(url: str, version: str) -> ReadOnlyError:
+    """Create the error for a version that is opened for writing.
+
+    Args:
+        url: the location.
+        version: the id, tag or time.
+
+    Example:
+        >>> print(version_read_only("runs/1", "7").message)
+        the version '7' of runs/1 never changes
+    """
+    hint = "open it with mode='r'; tdstore.copy makes a dataset of it that can be written"
+    return ReadOnlyError(f"the version {version!r} of {url} never changes", url=url, hint=hint)
+
+
+def no_versions(url: str, why: str) -> UnsupportedError:
+    """Create the error for a place whose format has no versions.
+
+    Args:
+        url: the location.
+        why: what the place is.
+
+    Example:
+        >>> print(no_versions("a.h5", "the 'h5' backend has none").message)
+        a.h5 has no versions: the 'h5' backend has none
+    """
+    hint = "tdstore.copy the dataset to a place that has them, such as s3://... or file://..., or copy each state"
+    return UnsupportedError(f"{url} has no versions: {why}", url=url, hint=hint)

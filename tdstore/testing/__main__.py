@@ -80,7 +80,7 @@ def check(backend: Backend, args: argparse.Namespace, options: dict[str, object]
     location = None if args.no_location else args.location
     caps = caps_of(backend, location, suffix, options)
     job: dict[str, object] = {"location": location, "suffix": suffix, "options": options, "caps": caps}
-    job |= {"opener_options": list(signature(registry()._opener(backend)).parameters)}
+    job |= {"opener_options": list(signature(registry().opener(backend)).parameters)}
     job |= {"one_process": args.one_process, "crash": args.crash, "dirty": args.dirty}
     job |= {"opener": backend.opener} if ":" in args.target else {"backend": backend.name}
     os.environ[installed.JOB] = json.dumps(job)

@@ -12,6 +12,7 @@ from tdstore.testing.checks.modes import ModeTests
 from tdstore.testing.checks.openings import OpeningTests
 from tdstore.testing.checks.reading import ReadTests
 from tdstore.testing.checks.sharing import RivalTests
+from tdstore.testing.checks.versioning import VersionTests
 from tdstore.testing.checks.writing import WriteTests
 
 
@@ -21,6 +22,7 @@ class StoreTests(
     EndingTests,
     RivalTests,
     DiscardTests,
+    VersionTests,
     OpeningTests,
     ModeTests,
     HeaderTests,

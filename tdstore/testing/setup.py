@@ -203,6 +203,12 @@ class StoreSetup:
         if self.one_process:
             pytest.skip(self.one_process)
 
+    def needs_deletion(self, location: Location) -> None:
+        """Skip a test that deletes, for a backend whose places the core cannot delete and that declares no `remove`."""
+        backend = self.declaration()
+        if not backend.remove and (local_path(location) is None or not (backend.suffixes or backend.markers)):
+            pytest.skip("the backend declares no `remove`, and its places are not local files that it recognises")
+
     def known_tests(self, request: pytest.FixtureRequest) -> list[str]:
         """Return the names of every test and case of this class."""
         node = request.node.getparent(pytest.Class)

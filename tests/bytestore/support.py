@@ -16,17 +16,29 @@ BUCKETS: dict[str, Bucket] = {}
 
 
 def open_mem(
-    location: str, *, mode: Mode = "r", buffer_bytes: int = 64 << 20, object_bytes: int = 64 << 20
+    location: str,
+    *,
+    mode: Mode = "r",
+    buffer_bytes: int = 64 << 20,
+    object_bytes: int = 64 << 20,
+    version: str | None = None,
 ) -> ByteStore:
     """The store of a bucket of this process, `mem://name`."""
     engine = MemoryEngine(BUCKETS.setdefault(location, Bucket()), url=location)
-    return open_objects(engine, mode=mode, buffer_bytes=buffer_bytes, object_bytes=object_bytes)
+    return open_objects(engine, mode=mode, buffer_bytes=buffer_bytes, object_bytes=object_bytes, version=version)
 
 
-def open_local(location: str, *, mode: Mode = "r", buffer_bytes: int = 64 << 20, synced: bool = False) -> ByteStore:
+def open_local(
+    location: str,
+    *,
+    mode: Mode = "r",
+    buffer_bytes: int = 64 << 20,
+    synced: bool = False,
+    version: str | None = None,
+) -> ByteStore:
     """The object layout in a local folder."""
     engine = LocalEngine(location, durable=synced)
-    return open_objects(engine, mode=mode, buffer_bytes=buffer_bytes, reopen=(location, {}))
+    return open_objects(engine, mode=mode, buffer_bytes=buffer_bytes, reopen=(location, {}), version=version)
 
 
 def numbered(n: int) -> Header:

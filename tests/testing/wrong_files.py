@@ -31,6 +31,7 @@ from tdstore.errors import (
 from tdstore.header import Header, decode_header, encode_header
 from tdstore.hookspecs import Backend
 from tdstore.store import Cap, Store, check_indices, check_writes
+from tdstore.storekit import refusals
 from tdstore.testing.samples import assign, pick
 from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore.values import decode_value, encode_value
@@ -87,6 +88,8 @@ class SqliteStore(Store):
 
     def _publish(self, leaves: Mapping[Path, Leaf], header: Header) -> None:
         path = f"{self.url}.{os.getpid()}.tmp" if self._new else self.url
+        if not self._new and not os.path.exists(path):
+            raise refusals.replaced(self.url)  # sqlite would make an empty file
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             connection = self._connect(path)

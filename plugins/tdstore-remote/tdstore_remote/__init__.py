@@ -30,8 +30,11 @@ def tdstore_backends() -> Iterable[Backend]:
         | Cap.RESIZE
         | Cap.PERSISTENT
         | Cap.CONCURRENT_READ
-        | Cap.DISCARD,
+        | Cap.DISCARD
+        | Cap.VERSIONS,
         schemes=SCHEMES,
+        remove="tdstore_remote.housekeeping:remove_remote",
+        list="tdstore_remote.housekeeping:list_remote",
         install="pip install ./plugins/tdstore-remote   # from a clone of tdstore",
         checks_target=True,
     )

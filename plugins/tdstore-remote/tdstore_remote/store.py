@@ -14,6 +14,7 @@ from tdstore.index.ranges import Range
 from tdstore.registry import registry, split_scheme
 from tdstore.store import Store
 from tdstore.storekit import refusals
+from tdstore.storekit.documents import NAME
 from tdstore.types import MODES, Mode
 from tdstore_remote.engines.delegating import DelegatingEngine
 from tdstore_remote.faults import BucketNotFoundError
@@ -28,7 +29,7 @@ MAGIC = b"\x89HDF\r\n\x1a\n"
 DIRECTORY = "meta.json"
 MARKERS = ("zarr.json", ".zgroup", DIRECTORY)
 MARKER_BYTES = 64 << 20
-RAW = ("verify", "single_writer", "object_bytes", "buffer_bytes", "keep_old", "max_bytes")
+RAW = ("verify", "single_writer", "object_bytes", "buffer_bytes", "keep_old", "max_bytes", "version")
 
 
 def open_remote(
@@ -60,7 +61,7 @@ def open_remote(
         cache_ram: bytes of a cache of reads in memory.
         verify: "full" compares reads with their checksums, "size" sizes only.
         single_writer: your assurance that there is no other writer; needed where the server has no conditional put.
-        **format_options: `object_bytes`, `buffer_bytes`, `keep_old`, `max_bytes` of the raw format (see
+        **format_options: `object_bytes`, `buffer_bytes`, `keep_old`, `max_bytes`, `version` of the raw format (see
             `tdstore.bytestore.open_objects`), or the options of the other format's opener.
 
     Raises:
@@ -83,8 +84,9 @@ def open_remote(
     others = {**{k: v for k, v in own.items() if v is not None}, **format_options}
     if scheme_of(location) in HTTP and "?" in location:
         options.setdefault("engine", "fsspec")  # the query belongs to one object
-    chosen = format if format != "auto" else _by_suffix(location)
+    chosen = format if format != "auto" else by_suffix(location)
     if chosen in ("zarr", "h5"):
+        _refuse_version(chosen, others, plain)
         return _other(chosen, location, mode, options, others, plain)
     _check_raw(others, plain)
     if mode != "r" and scheme_of(location) in (*HTTP, "hf"):
@@ -92,7 +94,12 @@ def open_remote(
     return _raw_or_found(location, mode, options, others, plain, certain=format == "raw")
 
 
-def _by_suffix(location: str) -> str | None:
+def by_suffix(location: str) -> str | None:
+    """Return the format that the suffix of a URL names; None where it names none.
+
+    Raises:
+        UnsupportedError: the suffix of a backend that reads local files only.
+    """
     name = last_name(location).lower()
     for suffix, kind in SUFFIXES.items():
         if name.endswith(suffix):
@@ -129,6 +136,11 @@ def _other(name: str, location: str, mode: Mode, options: StorageOptions, others
     return registry().open(registry().get(name), location, mode=mode, storage_options=options, **others)
 
 
+def _refuse_version(kind: str, others: Mapping[str, Any], plain: str) -> None:
+    if others.get("version") is not None:
+        raise refusals.no_versions(plain, f"the 'remote' backend reads it as {kind}")
+
+
 def _check_raw(others: Mapping[str, Any], plain: str) -> None:
     for name in others:
         if name not in RAW:
@@ -157,11 +169,12 @@ def _raw_or_found(
         except StoreNotFoundError as error:
             if engine.refused is not None:
                 raise engine.refused from None
-            if mode not in ("r", "r+"):
+            if mode not in ("r", "r+") or (own.get("version") and engine.has(NAME)):
                 raise
             found = DIRECTORY if certain else look(engine, location, options)
             if found is None:
                 raise _nothing(error, plain) from None
+        _refuse_version("a directory of files" if found == DIRECTORY else "zarr or HDF5", others, plain)
         if found == DIRECTORY:
             if mode != "r":
                 raise ReadOnlyError(f"{plain} is a directory of files", url=plain, hint=DIRECTORY_HINT)
@@ -177,7 +190,7 @@ def _raw_or_found(
 
 
 def _for_reading(own: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in own.items() if name in ("verify", "max_bytes")}
+    return {name: value for name, value in own.items() if name in ("verify", "max_bytes", "version")}
 
 
 def _nothing(error: StoreNotFoundError, plain: str) -> StoreNotFoundError:

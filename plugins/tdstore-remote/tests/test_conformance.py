@@ -13,7 +13,14 @@ from tdstore.testing import StoreTests
 from tests.servers import AzureServer, S3Server
 
 CAPS = (
-    Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ | Cap.DISCARD
+    Cap.WRITE
+    | Cap.PARTIAL_READ
+    | Cap.PARTIAL_WRITE
+    | Cap.RESIZE
+    | Cap.PERSISTENT
+    | Cap.CONCURRENT_READ
+    | Cap.DISCARD
+    | Cap.VERSIONS
 )
 
 

@@ -333,16 +333,20 @@ class SavingMixin(Container):
         if binding is not None:
             binding[0].close()
 
-    def commit(self) -> Self:
+    def commit(self, message: str | None = None) -> Self:
         """Make in-place writes to the dataset durable now, instead of at `close()`.
 
         Checksums of what was written are renewed, so that later readers can verify it.
+
+        Args:
+            message: make this commit a version, with this text: `tdstore.versions` lists it, and
+                `tdstore.open(location, version=...)` reads it, whatever is written later.
 
         Returns:
             This TensorDict.
 
         Raises:
-            UnsupportedError: this TensorDict is not over a dataset.
+            UnsupportedError: this TensorDict is not over a dataset; or `message`, and the backend has no versions.
             ReadOnlyError: the dataset was opened in mode "r".
             StoreClosedError: it was closed.
 
@@ -352,7 +356,10 @@ class SavingMixin(Container):
             []
         """
         handle, _ = self._owned("commit")
-        handle.commit(handle.groups)
+        if message is None:
+            handle.commit(handle.groups)
+        else:
+            handle.commit_version(message)
         return self
 
     @contextmanager

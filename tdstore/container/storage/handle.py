@@ -36,7 +36,9 @@ from tdstore.container.varlen.reading import column_rounds
 from tdstore.container.varlen.rounds import Rounds, drive
 from tdstore.errors import (
     CorruptStoreError,
+    InvalidArgumentError,
     InvalidStateError,
+    InvalidTypeError,
     KeyNotFoundError,
     ReadOnlyError,
     StoreError,
@@ -51,7 +53,8 @@ from tdstore.io.opening import open_unread, refuse_partial
 from tdstore.lifetime import Ending
 from tdstore.pickling import rebuild
 from tdstore.store import LIVE, Cap, Store
-from tdstore.types import LeafSpec, Mode, Path, Read, path_text
+from tdstore.storekit import refusals
+from tdstore.types import MAX_TEXT, LeafSpec, Mode, Path, Read, path_text
 
 
 class StoreHandle:
@@ -306,6 +309,29 @@ class StoreHandle:
         self._believe(dict(groups), self.specs if specs is None else dict(specs))
         if self._before is not None and not self._deferred:
             self._before = self.groups, dict(self.specs)
+
+    def commit_version(self, message: str) -> None:
+        """Commit, and make the commit a version.
+
+        Raises:
+            UnsupportedError: the store has no versions.
+            InvalidStateError: a transaction is open.
+        """
+        self.check_writable()
+        if Cap.VERSIONS not in self.store.caps:
+            raise refusals.no_versions(self.store.url, f"the {self.backend.name!r} backend has none there")
+        if self._deferred:
+            raise InvalidStateError(
+                f"a transaction on {self.store.url} is open: its commit is at its end",
+                hint="td.commit(message=...) after the block",
+            )
+        if not isinstance(message, str):
+            raise InvalidTypeError(f"commit: the message of a version is a string, not a {type(message).__name__}")
+        if len(message) > MAX_TEXT:
+            raise InvalidArgumentError(f"commit: the message has {len(message)} characters, more than {MAX_TEXT}")
+        self.store.save_version(Header(self.groups), message)
+        self._generation = None
+        self.blank = False if self.blank else self.blank
 
     def _save(self, groups: Mapping[Path, Group]) -> None:
         self.store.save_header(Header(groups))

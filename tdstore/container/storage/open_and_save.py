@@ -22,6 +22,7 @@ from tdstore.index.tracing import fake_mode
 from tdstore.io.blocks import BLOCK_BYTES, leaf_batches
 from tdstore.io.opening import Location, Storage, find_backend, open_backend
 from tdstore.io.progress import Progress
+from tdstore.io.versions import PINS, pinned
 from tdstore.keys import unravel
 from tdstore.store import Cap, Store
 from tdstore.types import LeafSpec, Mode, Path, StoreIndex, Write, path_text
@@ -171,6 +172,8 @@ def open_container(
     location: Location = None, *, storage: Storage = None, mode: Mode = "r", subpath: Any = None, **options: Any
 ) -> TensorDictBase:
     """Open what is stored at a location. See `tdstore.open`."""
+    if not PINS.isdisjoint(options):
+        options = pinned(location, storage, mode, options)
     with _real_tensors():
         handle = StoreHandle.open(location, storage=storage, mode=mode, **options)
     if mode in ("w", "x", "a") and not handle.store.load_header():

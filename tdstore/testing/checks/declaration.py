@@ -69,7 +69,7 @@ class DeclarationTests(StoreSetup):
                 "cannot import it. Define it at the top level of its module"
             )
         try:
-            registry()._opener(backend)
+            registry().opener(backend)
         except PluginError as error:
             raise failure(f"the opener {backend.opener!r} cannot be imported: {error}") from error
 

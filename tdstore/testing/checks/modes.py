@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from tdstore.errors import (
     ReadOnlyError,
@@ -16,6 +17,7 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.header import Group, Header
+from tdstore.io.housekeeping import delete, exists, info
 from tdstore.store import Cap, Store
 from tdstore.testing.comparing import (
     check_equal,
@@ -29,7 +31,7 @@ from tdstore.testing.comparing import (
     raises,
 )
 from tdstore.testing.samples import sample
-from tdstore.testing.setup import Location, StoreSetup, fill, header_for, numbers, read_all
+from tdstore.testing.setup import Leaves, Location, StoreSetup, fill, header_for, local_path, numbers, read_all
 from tdstore.types import LeafSpec, Mode, Path, Read, Write
 
 OLD = {("a",): numbers(4, 3), ("g", "b"): numbers(5).long()}
@@ -167,6 +169,36 @@ class ModeTests(StoreSetup):
             store.write([Write(("a",), (), OLD[("a",)] + 1)])
         check_same(self.opened(location).read([Read(("a",))])[0], OLD[("a",)] + 1)
 
+    # -- housekeeping --------------------------------------------------------------------
+    def test_exists(self, location: Location) -> None:
+        """Check that `tdstore.exists` and `tdstore.info` know a place before its first commit and after it."""
+        self.needs(Cap.PERSISTENT)
+        backend = self.declaration()
+        check_equal(exists(location, storage=backend, **self.options), False, "exists() where nothing is")
+        self.saved(location, OLD)
+        check_equal(exists(location, storage=backend, **self.options), True, "exists() where a dataset is")
+        found = info(location, storage=backend, **self.options)
+        check_equal({p: (s.shape, s.dtype) for p, s in found.leaves.items()}, _shapes(OLD), "leaves of info()")
+        check_equal(found.batch_size, header_for(OLD).groups[()].batch_size, "batch size of info()")
+
+    def test_delete_place(self, location: Location) -> None:
+        """Check that `tdstore.delete` leaves nothing and refuses what is not there; the place can be used again."""
+        self.needs(Cap.PERSISTENT, Cap.WRITE)
+        self.needs_deletion(location)
+        if (path := local_path(location)) is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        before = self.fingerprint(location)
+        with raises(StoreNotFoundError, doing="deleting a place where nothing is"):
+            delete(location, storage=self.declaration(), **self.options)
+        self.saved(location, OLD)
+        delete(location, storage=self.declaration(), **self.options)
+        check_unchanged(before, self.fingerprint(location), "what delete() left")
+        check_equal(exists(location, storage=self.declaration(), **self.options), False, "exists() after delete()")
+        with raises(StoreNotFoundError, doing="opening a place that was deleted"):
+            self.opened(location)
+        self.saved(location, NEW)
+        check_leaves(read_all(self.opened(location)), NEW, "saved where a dataset was deleted")
+
     def test_read_only(self, location: Location) -> None:
         """Check that a store opened with "r" refuses every change with `ReadOnlyError` and stays unchanged."""
         self.needs(Cap.PERSISTENT)
@@ -265,3 +297,7 @@ def _changes(caps: Cap) -> dict[str, Callable[[Store], object]]:
     if Cap.RESIZE in caps:
         changes["resize"] = lambda s: s.resize({("a",): 1})
     return changes
+
+
+def _shapes(leaves: Leaves) -> dict[Path, tuple[torch.Size, torch.dtype]]:
+    return {path: (value.shape, value.dtype) for path, value in leaves.items()}

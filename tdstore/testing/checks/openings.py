@@ -75,7 +75,7 @@ class OpeningTests(SharingTests):
         """Check that an option which backends share takes the values that it has elsewhere, and refuses others."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         backend = self.importable()
-        if option not in inspect.signature(registry()._opener(backend)).parameters:
+        if option not in inspect.signature(registry().opener(backend)).parameters:
             pytest.skip(f"the opener has no option {option}")
         good, bad = SHARED[option]
         mode: Any = "w" if option in WRITING else "r"
@@ -94,7 +94,7 @@ class OpeningTests(SharingTests):
         """Check that `max_bytes` refuses a dataset that declares more, with an error that names the option."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         backend = self.importable()
-        if "max_bytes" not in inspect.signature(registry()._opener(backend)).parameters:
+        if "max_bytes" not in inspect.signature(registry().opener(backend)).parameters:
             pytest.skip("the opener has no option max_bytes")
         self.saved(location, OLD)
         with (

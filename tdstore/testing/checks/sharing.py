@@ -12,6 +12,7 @@ import torch
 
 from tdstore.errors import StoreBusyError, StoreError, TDStoreError
 from tdstore.header import Group, Header, decode_header
+from tdstore.io.housekeeping import delete, exists
 from tdstore.registry import registry
 from tdstore.store import Cap, Store
 from tdstore.testing.checks.headers import RICH
@@ -215,6 +216,34 @@ class RivalTests(SharingTests):
                         f"{difference(tensor, OLD[path])}"
                     )
 
+    def test_delete_while_written(self, location: Location) -> None:
+        """Check that a place which another process writes is not deleted, or wholly: never in part.
+
+        The end of that process may make the dataset anew, as a writer that came after the deletion would.
+        """
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        self.needs_deletion(location)
+        self.saved(location, OLD)
+        child = self.child(location, "r+")
+        child.ask("hold", ("a",), 7.0)
+        backend = self.declaration()
+        try:
+            delete(location, storage=backend, **self._at_once(), **self.options)
+        except StoreBusyError:
+            child.ask("close")
+            with self.opened(location) as store:
+                check_same(
+                    store.read([Read(("a",))])[0], filled_with(OLD[("a",)], 7.0), "a place that delete() refused"
+                )
+        else:
+            with suppress(AssertionError):  # its rows were of a dataset that is gone
+                child.ask("close")
+            if exists(location, storage=backend, **self.options):
+                with self.opened(location) as store:
+                    for path, tensor in zip(OLD, store.read([Read(path) for path in OLD]), strict=True):
+                        made = filled_with(OLD[path], 7.0) if path == ("a",) else OLD[path]
+                        check_same(tensor, made, f"a place that its writer made anew: leaf {path_text(path)}")
+
     def _use_locked(self, location: Location, mode: Mode) -> None:
         __tracebackhide__ = True
         doing = f"mode {mode!r} where another process writes"
@@ -240,7 +269,7 @@ class RivalTests(SharingTests):
 
     def _at_once(self) -> dict[str, Any]:
         """Return the options under which an opening does not wait for a lock."""
-        opener = registry()._opener(self.declaration()) if type(self).open is None else type(self).open
+        opener = registry().opener(self.declaration()) if type(self).open is None else type(self).open
         assert opener is not None, "a backend has an opener"
         return {"lock_timeout": 0.2} if "lock_timeout" in inspect.signature(opener).parameters else {}
 

@@ -1,0 +1,1 @@
+"""Versions of the object layout: manifests that stay, and the objects that they name."""
