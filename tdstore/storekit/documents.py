@@ -2,6 +2,9 @@
 
 The first line is `TDS1 <crc32c of the rest, 8 hex digits>`; the rest is JSON. Parsing is strict:
 a document that passes `decode_manifest` names plain files below the root, each once, of sizes that fit the shapes.
+
+While rows are appended the first line is `TDS2 ...`, and each commit adds a line behind the JSON (`Step`), which costs
+one write: the crc32c of the line and JSON with the new lengths and checksums. The last writer writes a `TDS1` again.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from tdstore.header import (
     FEW_BYTES,
     MAX_BYTES,
     MAX_DEPTH,
+    Group,
     Header,
     header_from_builtins,
     header_to_builtins,
@@ -36,6 +40,8 @@ from tdstore.values import decode_number
 T = TypeVar("T")
 NAME = "tdstore.json"
 VERSION = 1
+LOGGED = b"TDS2 "
+"""How a manifest begins that has a log: a version of its own, so that a tdstore that knows no log says so."""
 MAX_FILE_BYTES = MAX_BYTES + 64
 MAX_LEAVES = 1_000_000
 MAX_DIMS = 64
@@ -81,6 +87,29 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     leaves: list[LeafRecord]
 
 
+class Growth(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A leaf that has other rows since the line before."""
+
+    leaf: int
+    """Its position in the manifest."""
+    rows: int
+    crc: str
+    """base64, as `LeafRecord.crc`: of the blocks after the first `leading`, whose checksums stay as they are."""
+    tips: int
+    leading: int = 0
+    block: int = 0
+    """Bytes of a block; 0: as before."""
+
+
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of the log of a manifest: a commit that changed rows and lengths only."""
+
+    generation: str
+    groups: list[tuple[tuple[str, ...], Group]]
+    """Groups that changed, as they are now."""
+    leaves: list[Growth]
+
+
 def leaf_record(
     path: Path,
     dtype: str,
@@ -107,13 +136,14 @@ def leaf_record(
     return LeafRecord(path, dtype, shape, nbytes, file, crc, sums.tips, fill, sums.block, offset)
 
 
-def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str) -> bytes:
+def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str, logged: bool = False) -> bytes:
     """Encode the manifest of a new generation.
 
     Args:
         header: the header.
         leaves: records of all leaves.
         url: the location, for messages.
+        logged: begin a log: lines of `encode_step` may follow.
 
     Returns:
         The bytes of the document, with its first line.
@@ -123,7 +153,28 @@ def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str) -
     """
     records = list(leaves)
     manifest = Manifest(uuid.uuid4().hex, header_to_builtins(header), records)
-    return _MANIFEST.encode(manifest, [*(record.path for record in records), *header.groups], url=url)
+    raw = _MANIFEST.encode(manifest, [*(record.path for record in records), *header.groups], url=url)
+    return LOGGED + raw[len(LOGGED) :] + b"\n" if logged else raw
+
+
+def encode_step(groups: list[tuple[Path, Group]], leaves: list[Growth]) -> bytes:
+    """Encode a line of the log, with a generation of its own.
+
+    Args:
+        groups: the groups that changed.
+        leaves: the leaves that changed.
+    """
+    body = msgspec.json.encode(Step(uuid.uuid4().hex, groups, leaves))
+    return b"%08x%b\n" % (crc32c(body), body)
+
+
+def log_start(raw: bytes) -> int:
+    """Return where the log of a checked manifest begins; 0 if it has none.
+
+    Args:
+        raw: the document, with its first line.
+    """
+    return raw.index(b"\n", raw.index(b"\n") + 1) + 1 if raw.startswith(LOGGED) else 0
 
 
 def seal(body: bytes, tag: bytes = b"TDS") -> bytes:
@@ -319,6 +370,15 @@ def decode_manifest(data: bytes, *, url: str) -> tuple[Manifest, Header]:
         CorruptStoreError: damaged, of another layout, or inconsistent.
         UnsupportedError: of a newer version.
     """
+    if data.startswith(LOGGED):
+        return _decode_logged(data, url)
+    manifest = _decode_whole(data, url)
+    header = header_from_builtins(manifest.header, url=url)
+    _check_leaves(manifest.leaves, url)
+    return manifest, header
+
+
+def _decode_whole(data: bytes, url: str) -> Manifest:
     body = _MANIFEST.body(data, url=url)
     if is_objects(body):
         raise CorruptStoreError(
@@ -326,12 +386,95 @@ def decode_manifest(data: bytes, *, url: str) -> tuple[Manifest, Header]:
             url=url,
             hint="open it as a remote store: storage='remote'",
         )
-    manifest = _MANIFEST.decode_body(body, url=url)
-    header = header_from_builtins(manifest.header, url=url)
-    _check_leaves(manifest.leaves, url)
-    return manifest, header
+    return _MANIFEST.decode_body(body, url=url)
 
 
+def _decode_logged(data: bytes, url: str) -> tuple[Manifest, Header]:
+    """Parse a manifest with a log, and apply its lines."""
+    end = data.find(b"\n", data.find(b"\n") + 1)
+    if end < 0:
+        raise CorruptStoreError(f"{url}: {NAME} was truncated", url=url, hint=_RESTORE)
+    first = _decode_whole(b"TDS%d " % VERSION + data[len(LOGGED) : end], url)
+    groups = dict(header_from_builtins(first.header, url=url).groups)
+    _check_leaves(first.leaves, url)
+    leaves, generation = list(first.leaves), first.generation
+    grown: dict[int, _Grown] = {}
+    for number, step in enumerate(_steps(data[end + 1 :], url)):
+        generation = step.generation
+        try:
+            for path, group in step.groups:
+                groups[path]  # a step adds no group
+                groups[path] = group
+            for growth in step.leaves:
+                if growth.leaf not in grown:
+                    grown[growth.leaf] = _Grown(leaves[growth.leaf])
+                grown[growth.leaf].apply(growth)
+        except (KeyError, IndexError, ValueError) as error:
+            what = f"line {number + 1} of its log does not fit the lines before: {error!r}"
+            raise CorruptStoreError(f"{url}: {NAME} is damaged: {what}", url=url, hint=_RESTORE) from error
+    for at, leaf in grown.items():
+        leaves[at] = leaf.record()
+    _check_leaves(leaves, url)
+    header = header_from_builtins(header_to_builtins(Header(groups)), url=url)
+    return Manifest(generation, header, leaves), header
+
+
+class _Grown:
+    """A leaf while the lines of a log are applied; `_check_leaves` checks the result."""
+
+    def __init__(self, leaf: LeafRecord) -> None:
+        self.leaf, self.rows, self.tips, self.block = leaf, 0, 0, leaf.block
+        self.crc = bytearray(base64.b64decode(leaf.crc))
+
+    def apply(self, growth: Growth) -> None:
+        """Apply a line; `InvalidArgumentError` for one that no writer writes."""
+        if not self.leaf.file or min(growth.leaf, growth.rows, growth.leading, len(self.crc) - 4 * growth.leading) < 0:
+            raise InvalidArgumentError(path_text(self.leaf.path))
+        del self.crc[4 * growth.leading :]
+        self.crc += base64.b64decode(growth.crc, validate=True)
+        self.rows, self.tips, self.block = growth.rows, growth.tips, growth.block or self.block
+
+    def record(self) -> LeafRecord:
+        """Return the record of the leaf as it is now."""
+        shape = (self.rows, *self.leaf.shape[1:])
+        nbytes = math.prod(shape) * NAME_TO_DTYPE[self.leaf.dtype].itemsize
+        crc = base64.b64encode(self.crc).decode()
+        fields = {"shape": shape, "nbytes": nbytes, "crc": crc, "tips": self.tips, "block": self.block}
+        return msgspec.structs.replace(self.leaf, **fields)
+
+
+def _steps(log: bytes, url: str) -> list[Step]:
+    """Parse the lines of a log, without a last one that was never written whole, and so never acknowledged."""
+    *lines, rest = log.split(b"\n")
+    rest = rest.rstrip(b"\0")
+    bodies = [_line_body(line) for line in lines]
+    if bodies and bodies[-1] is None and b"\0\0" in lines[-1]:
+        bodies.pop()  # a power cut, and the blocks of the line were written in another order
+    if rest and (whole := _line_body(rest)) is not None:
+        bodies.append(whole)
+    elif rest and _line_body(rest[:-1]) is not None:
+        bodies.append(None)  # whole, but the end of the line is another byte
+    steps = []
+    for number, body in enumerate(bodies):
+        try:
+            if body is None:
+                raise CorruptStoreError(
+                    f"{url}: {NAME} is damaged: the checksum of line {number + 1} of its log does not fit",
+                    url=url,
+                    hint=_RESTORE,
+                )
+            steps.append(_STEP.decode(body))
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise CorruptStoreError(f"{url}: {NAME} is not readable: {error}", url=url, hint=_RESTORE) from error
+    return steps
+
+
+def _line_body(line: bytes) -> bytes | None:
+    """Return the JSON of a line; None if its checksum is another."""
+    return line[8:] if len(line) > 8 and line[:8] == b"%08x" % crc32c(line[8:]) else None
+
+
+_STEP = msgspec.json.Decoder(Step)
 _MANIFEST = SealedDocument(Manifest, {b'"nbytes":': (MAX_LEAVES, "leaves")})
 _RESTORE = "restore it from a copy; the raw leaves beside it, and meta.json for `tensordict`, are unaffected"
 

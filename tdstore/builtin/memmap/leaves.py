@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tdstore.builtin.memmap.layout import Layout, LeafFile
 from tdstore.builtin.memmap.resources import Hold
+from tdstore.builtin.memmap.steps import Recorded
 from tdstore.builtin.memmap.tensor import MemoryMappedTensor
 from tdstore.builtin.memmap.writing import LeafWriter, read_runs
 from tdstore.builtin.resident import ResidentStore, rows_of
@@ -71,6 +72,8 @@ class MemmapLeaves(ResidentStore[LeafFile]):
         self._files = self._hold.files
         self._committed: dict[Path, tuple[LeafFile, tuple[str, ...]]] = {}
         """The leaves of the last commit, and where their files are."""
+        self._recorded: list[Recorded] = []
+        """The same in the order of the manifest, with shapes and checksums."""
         self._committed_meta: dict[tuple[str, ...], bytes] = {}
         self._grown: dict[int, LeafFile] = {}
         """By the id of a leaf that grew in place: the leaf that it became. Both are kept, here or by the commit."""

@@ -12,11 +12,13 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from tdstore.builtin.memmap.layout import LeafFile
+from tdstore.builtin.memmap.layout import Layout, LeafFile
 from tdstore.builtin.memmap.opening import MAX_MANIFEST, SessionState, is_untouched
 from tdstore.builtin.memmap.pack import Pack
 from tdstore.builtin.memmap.publish import FIRST
 from tdstore.builtin.memmap.tensor import scratch_dir
+from tdstore.builtin.memmap.tensordict_layout import meta_files, stored_meta_files, write_meta_files
+from tdstore.header import Header
 from tdstore.storekit import documents, files, refusals, session
 from tdstore.storekit.checksums import sums_of_file, sums_of_part
 from tdstore.storekit.documents import LeafRecord, leaf_record
@@ -234,11 +236,26 @@ class Hold:
         found, header = documents.decode_manifest(raw, url=self.url)
         with files.Tree(self.root) as tree:
             records = [self._resealed(tree, r) if r.file and log.stale(r.path) else r for r in found.leaves]
-        if any(new is not old for new, old in zip(records, found.leaves, strict=True)):
+        if raw.startswith(documents.LOGGED):
+            self._write_meta(header, records)
+        elif all(new is old for new, old in zip(records, found.leaves, strict=True)):
+            records = []
+        if records:
             data = documents.encode_manifest(header, records, url=self.url)
             files.replace_file(documents.NAME, self.root, data, sync=self.sync)
         if self.sync:
             files.fsync(self.root)
+
+    def _write_meta(self, header: Header, records: Iterable[LeafRecord]) -> None:
+        """Write the files of tensordict that the commits of a log left as they were."""
+        layout, leaves = Layout(), [LeafFile.from_record(record) for record in records]
+        if any(leaf.packed for leaf in leaves):
+            return
+        for leaf in leaves:
+            if leaf.file:
+                layout.adopt(leaf.path, leaf.file)
+        wanted = meta_files(header, leaves, layout)
+        write_meta_files(self.root, wanted, stored_meta_files(self.root, wanted), fresh=False)
 
     def _resealed(self, tree: files.Tree, record: LeafRecord) -> LeafRecord:
         try:

@@ -32,7 +32,8 @@ from tdstore.builtin.memmap.opening import (
     whole_compare_limit,
 )
 from tdstore.builtin.memmap.publish import build_site
-from tdstore.builtin.memmap.tensordict_layout import META, meta_files
+from tdstore.builtin.memmap.steps import append_step, has_room, plan_step, recorded
+from tdstore.builtin.memmap.tensordict_layout import meta_files, write_meta_files
 from tdstore.builtin.memmap.writing import compute_checksums
 from tdstore.builtin.readcheck import ReadCheck
 from tdstore.errors import (
@@ -44,7 +45,7 @@ from tdstore.header import Header
 from tdstore.store import Cap
 from tdstore.storekit import documents, files, refusals, session
 from tdstore.storekit.session import LOCK_TIMEOUT
-from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, path_text
+from tdstore.types import MODES, Fault, Mode, Path, path_text
 
 Durable = Literal["none", "commit"]
 _ATTEMPTS = 50
@@ -177,8 +178,8 @@ class MemmapStore(MemmapLeaves):
             self._take(contents, now)
             stale = [leaf for leaf in contents.leaves if leaf.sums is None or now.skips(leaf)]
             if now.log is not None and not now.live:
-                self._recover(contents, stale, now.log)
-            elif stale and not now.live:
+                self._recover(contents, now.log)
+            if not now.live and (stale or self._raw.startswith(documents.LOGGED)):
                 self._reseal(stale)
 
     def _take(self, contents: Contents, now: SessionState) -> None:
@@ -213,8 +214,8 @@ class MemmapStore(MemmapLeaves):
             stored_crc = partial(crc_unless_written, root) if shared else partial(crc_of_range, root, self._raw)
             self._reading = ReadCheck(self.url, sure, stored_crc)
 
-    def _recover(self, contents: Contents, stale: list[LeafFile], log: session.Log) -> None:
-        """Update checksums, and finish or undo an interrupted commit, as there is no other session."""
+    def _recover(self, contents: Contents, log: session.Log) -> None:
+        """Finish or undo an interrupted commit, as there is no other session."""
         root = self._hold.root
         self._hold.remove_remains(log, {leaf.file for leaf in contents.leaves})
         with files.Tree(root) as tree:
@@ -224,15 +225,16 @@ class MemmapStore(MemmapLeaves):
                     if os.fstat(fd).st_size > leaf.nbytes:
                         files.truncate(fd, leaf.nbytes)
                     os.close(fd)
-        if stale:
-            self._reseal(stale)
 
     def _reseal(self, stale: list[LeafFile]) -> None:
+        """Update checksums, and fold the log of the manifest."""
         if not self._raw:
             return
         for leaf in stale:
             leaf.sums = None
         self._take_sums()
+        if self._raw.startswith(documents.LOGGED):
+            self._write_meta(self._header)
         self._write_manifest()
 
     # -- commit --------------------------------------------------------------------------
@@ -280,7 +282,16 @@ class MemmapStore(MemmapLeaves):
                 hint = "open it again to build on what the other one wrote; rows written in place are kept"
                 raise refusals.overtaken(self.url, hint)
             self._take_sums()
-            before = self._committed_files()
+            step = plan_step(self._header, header, self._recorded, self._files.values()) if raw else None
+            if step is not None:
+                line = documents.encode_step(*step)
+                if has_room(raw, line):
+                    self._writer.sync()
+                    append_step(hold.root, raw, line, sync=self._sync)
+                    self._header = header
+                    self._committed_as(raw + line)
+                    return
+            before = {file for _, file in self._committed.values() if file} if raw else set()
             after = {leaf.file for leaf in self._files.values() if leaf.file}
             drop = sorted(before - after)
             add = sorted(leaf.file for leaf in self._files.values() if leaf.temp is not None)
@@ -291,7 +302,7 @@ class MemmapStore(MemmapLeaves):
             placed = self._writer.place()
             try:
                 self._write_meta(header)
-                self._write_manifest()
+                self._write_manifest(logged=step is not None)  # rows that are added are added again, mostly
             except BaseException:
                 self._header = before_that
                 self._writer.place_back(placed)
@@ -299,19 +310,10 @@ class MemmapStore(MemmapLeaves):
             self._writer.settle(placed)
             hold.unlink(drop)
 
-    def _committed_files(self) -> set[tuple[str, ...]]:
-        if not self._raw:
-            return set()
-        found, _ = documents.decode_manifest(self._raw, url=self.url)
-        return {record.file for record in found.leaves if record.file}
-
     def _is_restructured(self) -> bool:
-        found, _ = documents.decode_manifest(self._raw, url=self.url)
-        now = [(leaf.path, tuple(leaf.shape), leaf.dtype) for leaf in self._files.values()]
-        then = [(r.path, r.shape, LeafSpec((), r.dtype).dtype) for r in found.leaves]
-        return sorted(now, key=lambda r: r[0]) != sorted(then, key=lambda r: r[0]) or any(
-            leaf.temp is not None for leaf in self._files.values()
-        )
+        now = {leaf.path: (leaf.shape, leaf.dtype) for leaf in self._files.values()}
+        then = {known.path: (known.shape, known.dtype) for known in self._recorded}
+        return now != then or any(leaf.temp is not None for leaf in self._files.values())
 
     def _take_sums(self) -> None:
         for leaf in self._files.values():
@@ -323,25 +325,18 @@ class MemmapStore(MemmapLeaves):
         # tensordict could not read a folder with packed leaves: without these files it says so at once.
         packed = any(leaf.packed for leaf in self._files.values())
         wanted = {} if packed else meta_files(header, self._files.values(), self._layout)
-        with files.Tree(self._hold.root) as tree:
-            for parts, data in wanted.items():
-                if self._meta.get(parts) != data:
-                    folder = tree.folder(parts[:-1], create=True)
-                    if self._hold.site is not None and parts not in self._meta:
-                        files.create_file(META, folder, data)
-                    else:
-                        files.replace_file(META, folder, data)
-                    self._meta[parts] = data
-            for parts in self._meta.keys() - wanted.keys():
-                files.unlink_if_there(META, tree.folder(parts[:-1]))
-        self._meta = wanted
+        write_meta_files(self._hold.root, wanted, self._meta, fresh=self._hold.site is not None)
 
-    def _write_manifest(self, *, tree_sync: bool = False) -> None:
-        raw = documents.encode_manifest(self._header, [leaf.record() for leaf in self._files.values()], url=self.url)
+    def _write_manifest(self, *, tree_sync: bool = False, logged: bool = False) -> None:
+        records = [leaf.record() for leaf in self._files.values()]
+        raw = documents.encode_manifest(self._header, records, url=self.url, logged=logged)
         root = self._hold.root
         files.replace_file(documents.NAME, root, raw, sync=self._sync)
         if self._sync:
             files.fsync_tree(root) if tree_sync else files.fsync(root)
+        self._committed_as(raw)
+
+    def _committed_as(self, raw: bytes) -> None:
         self._raw = raw
         for leaf in self._files.values():
             leaf.grown = leaf.grown and leaf.floor == leaf.nbytes  # longer still, after a growth that was taken back
@@ -378,6 +373,7 @@ class MemmapStore(MemmapLeaves):
 
     def _mark_committed(self) -> None:
         self._committed = {path: (leaf, leaf.file) for path, leaf in self._files.items()}
+        self._recorded = recorded(self._files.values())
         self._committed_meta = dict(self._meta)
         self._grown.clear()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -318,6 +318,43 @@ def meta_files(header: Header, leaves: Iterable[LeafFile], layout: Layout) -> di
     for path, group in (header or Header({(): Group()})).groups.items():
         _write_group(path, group, below, subgroups.get(path, []), header.groups, layout, out)
     return out
+
+
+def write_meta_files(
+    root: int, wanted: Mapping[FileParts, bytes], known: MutableMapping[FileParts, bytes], *, fresh: bool
+) -> None:
+    """Write those of the files that are not there as wanted, and remove others.
+
+    Args:
+        root: descriptor of the folder.
+        wanted: the output of `meta_files`.
+        known: the files that are there; each is recorded at once, as a disk may be full in between.
+        fresh: nobody reads the folder yet.
+    """
+    with files.Tree(root) as tree:
+        for parts, data in wanted.items():
+            if known.get(parts) != data:
+                folder = tree.folder(parts[:-1], create=True)
+                if fresh and parts not in known:
+                    files.create_file(META, folder, data)
+                else:
+                    files.replace_file(META, folder, data)
+                known[parts] = data
+        for parts in known.keys() - wanted.keys():
+            files.unlink_if_there(META, tree.folder(parts[:-1]))
+            del known[parts]
+
+
+def stored_meta_files(root: int, names: Iterable[FileParts]) -> dict[FileParts, bytes]:
+    """Return the contents of those of the files that can be read."""
+    found: dict[FileParts, bytes] = {}
+    with files.Tree(root) as tree:
+        for parts in names:
+            try:
+                found[parts] = files.read_small(META, tree.folder(parts[:-1]), MAX_META)
+            except (OSError, CorruptStoreError):
+                continue
+    return found
 
 
 def _write_group(

@@ -136,8 +136,8 @@ def test_many_groups_and_leaves(location: FsPath) -> None:
 
 def test_unknown_version_and_bad_sum(location: FsPath) -> None:
     raw = (location / "tdstore.json").read_bytes()
-    put(location, raw.partition(b"\n")[2], version=2)
-    assert "version 2" in refused(location, UnsupportedError)
+    put(location, raw.partition(b"\n")[2], version=3)
+    assert "version 3" in refused(location, UnsupportedError)
     (location / "tdstore.json").write_bytes(raw[:5] + b"00000000" + raw[13:])
     assert "checksum" in refused(location)
 
