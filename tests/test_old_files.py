@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 import tdstore
 from tdstore.errors import UnsupportedError, UntrustedDataError
 from tdstore.pickling import rebuild, rebuild_safely
+from tdstore.registry import registry
 from tests.data import make_own_files as made
 
 DATA = Path(__file__).parent / "data"
@@ -130,3 +132,17 @@ def test_kinds_that_are_not_safe_are_refused_by_weights_only():
         torch.load(file, weights_only=True)
     with pytest.raises(UntrustedDataError, match="SharedHandle"):
         rebuild_safely("SharedHandle", "shm://nothing", "/dev/shm", True, b"")
+
+
+def test_a_file_of_an_earlier_version_tells_its_commits(archive):
+    """The counter of commits began at 1 in each file then."""
+    place = archive / "generation.h5"
+    shutil.copy(archive / "x.h5", place)
+    seen = []
+    for number in range(3):
+        with registry().open(registry().get("h5"), str(place)) as store:
+            assert store.generation() == store.generation() is not None
+            seen.append(store.generation())
+        with tdstore.open(place, mode="r+") as td:
+            td["generation"] = torch.full(td.batch_size, number)
+    assert len(set(seen)) == 3

@@ -192,6 +192,12 @@ class StoreSetup:
             if cap not in self.caps:
                 pytest.skip(f"no {cap.name}")
 
+    def at_once(self) -> dict[str, Any]:
+        """Return the options under which an opening does not wait for a lock."""
+        opener = registry().opener(self.declaration()) if type(self).open is None else type(self).open
+        assert opener is not None, "a backend has an opener"
+        return {"lock_timeout": 0.2} if "lock_timeout" in inspect.signature(opener).parameters else {}
+
     def needs_name(self, location: Location) -> None:
         """Skip a test that opens the store twice, for stores that cannot be opened again by name."""
         if location is None:

@@ -5,6 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tdstore_h5.store import H5Store
+from tdstore_redis.store import RedisStore
+from tdstore_zarr.store import ZarrStore
+
+import tdstore
+from tdstore.builtin.cuda import CudaStore
+from tdstore.builtin.memmap.store import MemmapStore
+from tdstore.builtin.memory import MemoryStore
+from tdstore.builtin.shared.store import SharedStore
+from tdstore.builtin.tdz.store import TdzStore
+from tdstore.bytestore.store import ByteStore
+from tdstore.store import Store
 from tdstore.testing import CrashTests, StoreTests
 from tdstore.testing.checks.openings import SHARED
 
@@ -40,6 +52,25 @@ def test_the_tests_are_there():
 
 
 def test_the_table_has_the_options_that_the_kit_tests():
-    named = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
+    _, _, section = PAGE.read_text().partition("## Options that backends share")
+    named = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     assert named == ["durable", "verify", "recover", "lock_timeout", "max_bytes", "layout"]
     assert sorted(named) == sorted(SHARED)
+
+
+def test_the_table_names_the_backends_with_a_generation():
+    kinds: dict[str, type[Store]] = {
+        "cuda": CudaStore,
+        "h5": H5Store,
+        "memmap": MemmapStore,
+        "memory": MemoryStore,
+        "redis": RedisStore,
+        "remote": ByteStore,
+        "shared": SharedStore,
+        "tdz": TdzStore,
+        "zarr": ZarrStore,
+    }
+    assert sorted(kinds) == [backend.name for backend in tdstore.backends() if backend.name in kinds]
+    _, _, section = PAGE.read_text().partition("These backends have a `generation`")
+    named = re.findall(r"^\| `(\w+)` \|", section.partition("\n## ")[0], re.MULTILINE)
+    assert sorted(named) == sorted(name for name, kind in kinds.items() if kind.generation is not Store.generation)

@@ -483,6 +483,21 @@ class H5Store(CheckedStore[Stored]):
         chosen = session.contents.leaves if paths is None else [p for p in paths if p not in self._strings]
         return session.faults([self._known(p) for p in chosen])
 
+    @_one_at_a_time
+    def generation(self) -> object:
+        """Return the file, and the number and checksum of its manifest; None where a commit may go unnoticed.
+
+        Our lock keeps others from writing in place. They may replace the file: then each call returns another value.
+        """
+        session = self._open()
+        handle = session.handle
+        if handle.temporary or handle.child or not handle.locked or not session.ours:
+            return None
+        if not handle.is_at(session.path):
+            return object()
+        info = os.fstat(handle.fd)
+        return info.st_dev, info.st_ino, session.document.generation, session.seal
+
     def nbytes_stored(self) -> int | None:
         return self._open().raw.size()
 

@@ -17,6 +17,7 @@ from tdstore_h5 import tdstore_backends
 from tdstore_h5.file.names import MAX_NAME, decode_name, encode_key
 from tdstore_h5.store import open_h5
 
+import tdstore
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import (
     OptionError,
@@ -451,3 +452,36 @@ def test_a_failing_medium_is_told(file: FsPath, monkeypatch: pytest.MonkeyPatch)
     assert caught.value.errno == 5
     store.close()
     assert load(file)[X].tolist() == [0, 0, 0]
+
+
+def test_a_generation_needs_a_lock_and_a_manifest(file: FsPath) -> None:
+    with open_h5(file, mode="w") as store:
+        assert store.generation() is None, "nothing is committed"
+    with h5py.File(file, "w") as f:
+        f["x"] = [0, 1, 2]
+    with open_h5(file) as store:
+        assert store.generation() is None, "another program counts nothing"
+    save(file, {("a",): torch.zeros(3)})
+    with open_h5(file, locking=False) as store:
+        assert store.generation() is None, "nothing keeps others from writing"
+
+
+def test_a_file_that_was_replaced_has_another_generation(file: FsPath) -> None:
+    save(file, {("a",): torch.zeros(3)})
+    with open_h5(file) as reader:
+        before = reader.generation()
+        save(file, {("a",): torch.zeros(3)})
+        assert before not in (reader.generation(), None) and reader.generation() != reader.generation()
+        with open_h5(file) as other:
+            assert other.generation() not in (before, None)
+
+
+def test_a_refresh_of_an_unchanged_file_opens_nothing(file: FsPath) -> None:
+    tdstore.TensorDict({"a": torch.zeros(3)}, [3]).save(file).close()
+    with tdstore.open(file) as td:
+        td.refresh_()
+        store = td._handle.store
+        td.refresh_()
+        assert td._handle.store is store
+        tdstore.TensorDict({"a": torch.ones(3)}, [3]).save(file).close()
+        assert td.refresh_()["a"].sum() == 3

@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path as FsPath
 from typing import Any, Literal
@@ -39,13 +40,14 @@ from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write
 from tdstore_zarr import store_objects
 from tdstore_zarr.codec.buffers import LIMIT
 from tdstore_zarr.layout import chunking as layouts
+from tdstore_zarr.layout.document import generation_of
 from tdstore_zarr.layout.grid import full_index
 from tdstore_zarr.layout.leaf import Leaf
 from tdstore_zarr.place.base import Place
 from tdstore_zarr.place.folder import FolderPlace
 from tdstore_zarr.place.memory_engines import MemoryEngine, ZipEngine, engine_of
 from tdstore_zarr.place.objects import ObjectPlace
-from tdstore_zarr.place.zipfile import ZipPlace
+from tdstore_zarr.place.zipfile import ZipPlace, newest_root_of_zip
 from tdstore_zarr.reading.reader import Job
 from tdstore_zarr.resizing import resize
 from tdstore_zarr.session import Session
@@ -470,6 +472,18 @@ class ZarrStore(CheckedStore[Stored]):
             session.buffers.flush()
             return session.faults(chosen)
 
+    def generation(self) -> object:
+        """Return the name of the newest commit; None in a group of another program, whose writers leave no trace."""
+        session = self._open()
+        if not session.place.published:
+            return None
+        with suppress(StoreNotFoundError):
+            return generation_of(self._newest_root())
+        return None
+
+    def _newest_root(self) -> bytes:
+        return self._session.place.newest_root()
+
     def group_location(self, path: Path) -> str:
         node = self._open().names.nodes.get(path, "")
         return self._session.place.engine.where(node) if node else self.url
@@ -518,6 +532,10 @@ class ZippedZarrStore(ZarrStore):
     """An existing zip file, which is read-only."""
 
     caps = Cap.PARTIAL_READ | Cap.PERSISTENT | Cap.CONCURRENT_READ
+
+    def _newest_root(self) -> bytes:
+        assert self._location is not None, "a zip file has a path"
+        return newest_root_of_zip(self._location, self.url)
 
 
 class MemoryZarrStore(ZarrStore):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import zarr
 from tdstore_zarr.place.memory_engines import MemoryEngine
 from tdstore_zarr.place.redo_log import LoggedEngine
 from tdstore_zarr.store import ZarrStore, open_on, open_zarr
@@ -428,3 +429,33 @@ def test_rows_that_are_committed_when_the_interpreter_ends(tmp_path: FsPath, end
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     with tdstore.open(place) as td:
         assert td["a"][:].tolist() == [0] * 3 + [5] * 4 + [0] * 13
+
+
+def test_the_generation_is_that_of_the_newest_manifest(medium: Medium) -> None:
+    with medium.open() as reader:
+        before = reader.generation()
+        assert reader.generation() == before is not None
+        with medium.open("r+") as writer:
+            writer.write([Write(("a",), (slice(0, 1, 1),), OLD[("a",)][:1])])
+            assert writer.generation() == before, "nothing is committed"
+            writer.save_header(header_of(OLD))
+        assert reader.generation() not in (before, None)
+
+
+def test_the_generation_of_a_place_that_is_replaced(place: FsPath) -> None:
+    for location in (place, place.with_suffix(".zip")):
+        save(location, OLD)
+        with open_zarr(location) as reader:
+            before = reader.generation()
+            assert before is not None
+            with open_zarr(location, mode="w") as writer:
+                assert writer.generation() is None
+                fill(writer, OLD)
+                writer.save_header(header_of(OLD))
+                assert writer.generation() == reader.generation() not in (before, None)
+
+
+def test_another_program_names_no_generation(place: FsPath) -> None:
+    zarr.create_group(place).create_array("a", data=torch.zeros(3).numpy())
+    with open_zarr(place) as store:
+        assert store.generation() is None

@@ -162,6 +162,11 @@ def is_there(path: str) -> bool:
     return _stat(path) is not None and not _is_left_over(path)
 
 
+def leads_to(path: str, inode: Inode) -> bool:
+    """Check whether a name is that of a file, and not of one that took its place."""
+    return _stat(path) == inode
+
+
 def published(directory: str) -> list[str]:
     """Return the names of the published stores of this user whose owner is running."""
     mine = f"tds.{os.geteuid()}."

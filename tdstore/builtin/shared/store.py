@@ -237,6 +237,18 @@ class SharedStore(TensorStore):
         self._adopt(self._arena.catalogue())
         return True
 
+    def generation(self) -> object:
+        """Return the token of the memory and the number of its last commit; None before the first one.
+
+        Where the name leads to other memory by now, each call returns another value.
+        """
+        self._check_open()
+        if self._private is not None:
+            return None
+        if self._path is not None and not names.leads_to(self._path, self._arena.inode):
+            return object()
+        return self._arena.token, self._arena.generation()
+
     # -- the data ---------------------------------------------------------------------------
     def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         for path in leaves:

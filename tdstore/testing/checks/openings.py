@@ -138,22 +138,51 @@ class OpeningTests(SharingTests):
             check_paths(store.paths(), OLD, "flush() committed what create did")
 
     def test_generation(self, location: Location) -> None:
-        """Check that `generation` stays while nobody commits, and differs after another process has committed."""
-        self.needs(Cap.WRITE, Cap.PERSISTENT)
-        self.saved(location, OLD)
-        with self.opened(location) as store:
-            before = store.generation()
-            if before is None:
-                pytest.skip("the store cannot tell (it does not override generation)")
-            read_all(store)
-            check_equal(store.generation(), before, "generation() after a read")
-            child = self.child(location)
-            child.ask("close")
-            said = child.ask("change", 7)
+        """Check that `generation` stays while nobody commits, and differs after each commit of another process.
+
+        It does so in an open store, and from one opening to the next, also where mode "w" saved the same data again.
+        """
+        self.needs(Cap.WRITE)
+        self.needs_processes(location)
+        if Cap.PERSISTENT in self.caps:
+            self.saved(location, OLD)
+            store = self.opened(location)
+        else:
+            self.needs(Cap.SHARED)
+            store = self.holding(location, OLD)
+            store.save_header(header_for(OLD))
+        before = store.generation()
+        if before is None:
+            pytest.skip("the store cannot tell (it does not override generation)")
+        read_all(store)
+        check_equal(store.generation(), before, "generation() after a read")
+        check_equal(self.generation(location), before, "generation() of the next opener")
+        child = self.child(location, **self.at_once())
+        child.ask("close")
+        seen = [before]
+        for command, number in (("change", 7), ("change", 8), ("replace", 8), ("replace", 8), ("change", 9)):
+            if Cap.PERSISTENT not in self.caps and command == "replace":
+                continue  # the memory is of the process that made it, which would be the child
+            said = child.ask(command, number)
+            if said.startswith("StoreBusyError") and Cap.PERSISTENT in self.caps:
+                store.close()  # where files are locked, a reader keeps writers in place out
+                said = child.ask(command, number)
+            elif store.generation() in seen:
+                raise failure(f"generation() is the same after another process has committed ({command}, {number})")
             if said:
-                raise failure(f"a writer is refused while a reader has the store open: {said}")
-            if store.generation() == before:
-                raise failure("generation() is the same after another process has committed")
+                raise failure(f"a writer is refused while nobody writes ({command}, {number}): {said}")
+            found = self.generation(location)
+            if found is None or found in seen:
+                raise failure(f"generation() is {found!r} in the next opener, as of an earlier commit ({command})")
+            seen.append(found)
+            if Cap.PERSISTENT in self.caps:
+                store.close()
+                store = self.opened(location)
+
+    def generation(self, location: Location) -> object:
+        """Open the store, and return its generation."""
+        with self.opened(location) as store:
+            return store.generation()
 
     def test_large_row(self, location: Location) -> None:
         """Check that one row may be several MiB, and is written and read alone."""

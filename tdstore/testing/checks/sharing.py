@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,7 +12,6 @@ import torch
 from tdstore.errors import StoreBusyError, StoreError, TDStoreError
 from tdstore.header import Group, Header, decode_header
 from tdstore.io.housekeeping import delete, exists
-from tdstore.registry import registry
 from tdstore.store import Cap, Store
 from tdstore.testing.checks.headers import RICH
 from tdstore.testing.comparing import (
@@ -38,12 +36,20 @@ ROUNDS = 6
 class SharingTests(StoreSetup):
     """Tests that processes read the writes of others, and that parallel writers lose nothing."""
 
-    def child(self, location: Location, mode: Mode = "r") -> Child:
-        """Start a second process with the store open; it ends with the test."""
+    def child(self, location: Location, mode: Mode = "r", **options: Any) -> Child:
+        """Start a second process with the store open; it ends with the test.
+
+        Args:
+            location: the place.
+            mode: the mode of its opener.
+            **options: options of its opener, besides those of all tests.
+        """
         self.needs_processes(location)
         opener = type(self).open
         roots = [] if opener is None else [import_root(opener)]
-        child = Child(self.declaration(), str(location), mode=mode, options=self.options, import_path=roots)
+        child = Child(
+            self.declaration(), str(location), mode=mode, options={**self.options, **options}, import_path=roots
+        )
         self._stack.callback(child.close)
         return child
 
@@ -228,7 +234,7 @@ class RivalTests(SharingTests):
         child.ask("hold", ("a",), 7.0)
         backend = self.declaration()
         try:
-            delete(location, storage=backend, **self._at_once(), **self.options)
+            delete(location, storage=backend, **self.at_once(), **self.options)
         except StoreBusyError:
             child.ask("close")
             with self.opened(location) as store:
@@ -248,7 +254,7 @@ class RivalTests(SharingTests):
         __tracebackhide__ = True
         doing = f"mode {mode!r} where another process writes"
         try:
-            with self.made(location, mode, **self._at_once()) as store:
+            with self.made(location, mode, **self.at_once()) as store:
                 if mode == "w":
                     fill(store, {path: value + 1 for path, value in OLD.items()})
                     store.save_header(header_for(OLD))
@@ -266,12 +272,6 @@ class RivalTests(SharingTests):
             raise failure(
                 f"{doing}: StoreBusyError is expected, not {type(error).__module__}.{type(error).__qualname__}: {error}"
             ) from error
-
-    def _at_once(self) -> dict[str, Any]:
-        """Return the options under which an opening does not wait for a lock."""
-        opener = registry().opener(self.declaration()) if type(self).open is None else type(self).open
-        assert opener is not None, "a backend has an opener"
-        return {"lock_timeout": 0.2} if "lock_timeout" in inspect.signature(opener).parameters else {}
 
     def test_two_commits_at_once(self, location: Location) -> None:
         """Check that of two processes that commit at once each is whole or refused: no mixture, no foreign error."""

@@ -304,3 +304,25 @@ def test_stores_are_listed_and_deleted_by_name():
         with pytest.raises(StoreNotFoundError, match="no shared store"):
             tdstore.delete(first)
         assert stored["a"].tolist() == [0, 1, 2]
+
+
+def test_the_generation_counts_commits(shm):
+    with open_shared("shm://x") as store:
+        assert store.generation() is None, "it has no name yet"
+        store.create({("a",): F4})
+        store.save_header(HEADER)
+        before = store.generation()
+        assert store.generation() == before is not None
+        with open_shared("shm://x", mode="r+") as other:
+            other.create({("b",): F4})
+            assert store.generation() == before, "nothing is committed"
+            other.save_header(HEADER)
+            assert store.generation() == other.generation() not in (before, None)
+
+
+def test_a_name_that_leads_elsewhere_has_another_generation(shm):
+    with made("shm://x", 5.0) as old:
+        before = old.generation()
+        with made("shm://x", 5.0) as new:
+            assert before not in (old.generation(), new.generation())
+            assert old.generation() != old.generation() and new.generation() == new.generation()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +47,8 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Document:
     """The contents of the last commit's manifest."""
 
-    generation: int = 0
+    generation: int = field(default_factory=lambda: secrets.randbits(48))
+    """The number of the commit. That of a new file begins at random, so that it tells files of one name apart."""
     header: Header = field(default_factory=Header)
     specs: dict[Path, LeafSpec] = field(default_factory=dict)
     sums: dict[Path, LeafSums] = field(default_factory=dict)

@@ -49,6 +49,8 @@ class Handle:
         self.locking = locking
         self.alone = False
         """Whether this handle holds the exclusive lock."""
+        self.locked = False
+        """Whether a lock is held at all: a file system may have none."""
         self.pid = os.getpid()
         self.child = False
         """Whether this is a forked copy: it may read, the parent alone writes."""
@@ -330,7 +332,7 @@ class Handle:
                 self.alone = alone
                 return
             else:
-                self.alone = alone
+                self.alone, self.locked = alone, True
                 return
 
     def holds(self, info: os.stat_result) -> bool:

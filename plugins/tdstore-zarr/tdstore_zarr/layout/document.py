@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import socket
 import struct
 import time
@@ -152,6 +153,20 @@ class _Root(msgspec.Struct):
     consolidated_metadata: _Consolidated
 
 
+class _Attributes(msgspec.Struct):
+    """The attributes of a root, as far as they are ours."""
+
+    tdstore: str
+
+
+class _Manifest(msgspec.Struct):
+    """A root of which only the manifest is of interest."""
+
+    attributes: _Attributes
+
+
+_GENERATION = re.compile(r'TDS\d+ [0-9a-f]{8}\n\{"generation":"([^"\\]+)"')
+_decode_manifest = msgspec.json.Decoder(_Manifest).decode
 _decode_ours = msgspec.json.Decoder(_Root).decode
 _dumps = msgspec.json.Encoder(order="sorted").encode
 
@@ -186,6 +201,16 @@ def encode_root(
     # Sorted, like the input of the checksum: a reader need not decode them to compare it.
     root["consolidated_metadata"] = {"kind": "inline", "must_understand": False, "metadata": msgspec.Raw(nodes)}
     return msgspec.json.encode(root)
+
+
+def generation_of(data: bytes) -> str | None:
+    """Return the generation that a root names; None in one of another program. The rest of it is not decoded."""
+    try:
+        text = _decode_manifest(data).attributes.tdstore
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    found = _GENERATION.match(text)
+    return None if found is None else found[1]
 
 
 def unmarked(data: bytes) -> bytes:

@@ -38,6 +38,14 @@ class Place(ABC):
         """
 
     @abstractmethod
+    def newest_root(self) -> bytes:
+        """Read the `zarr.json` that the location has now, and record nothing.
+
+        Raises:
+            StoreNotFoundError: there is none.
+        """
+
+    @abstractmethod
     def take(self) -> None:
         """Become the only writer, in place.
 

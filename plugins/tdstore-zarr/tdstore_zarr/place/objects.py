@@ -216,6 +216,9 @@ class ObjectPlace(Place):
         self._tag = blob.tag
         return bytes(blob.data)
 
+    def newest_root(self) -> bytes:
+        return bytes(self.engine.base.get(NAME, MAX_ROOT).data)
+
     def take(self) -> None:
         if self._token:
             return

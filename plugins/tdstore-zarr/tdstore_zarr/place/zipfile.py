@@ -7,8 +7,9 @@ import secrets
 import zipfile
 
 from tdstore.storekit import files, refusals
-from tdstore_zarr.layout.document import NAME
+from tdstore_zarr.layout.document import MAX_ROOT, NAME
 from tdstore_zarr.place.folder import FolderPlace
+from tdstore_zarr.place.memory_engines import ZipEngine
 
 
 class ZipPlace(FolderPlace):
@@ -34,6 +35,9 @@ class ZipPlace(FolderPlace):
             head = file.read(4)
         if head and head[:2] != b"PK":
             raise refusals.other_kind(self.url, "a file of another kind")
+
+    def newest_root(self) -> bytes:
+        return newest_root_of_zip(self.path, self.url)
 
     def take(self) -> None:
         """Do nothing: the folder is private."""
@@ -80,3 +84,12 @@ class ZipPlace(FolderPlace):
             file.flush()
             if sync:
                 files.fsync(file.fileno())
+
+
+def newest_root_of_zip(path: str, url: str) -> bytes:
+    """Read the `zarr.json` of the zip file that a path leads to now."""
+    engine = ZipEngine(path, url)
+    try:
+        return bytes(engine.get(NAME, MAX_ROOT).data)
+    finally:
+        engine.close()
