@@ -7,14 +7,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import tdstore
 from tdstore import Backend, Cap, PersistentTensorDict, TensorDict
+from tdstore.container.persistence import moving
+from tdstore.container.storage.copy_dataset import copy_dataset
 from tdstore.errors import (
     BrokenPluginError,
+    ConflictError,
     CorruptStoreError,
     InvalidArgumentError,
     InvalidTypeError,
@@ -345,6 +349,41 @@ def test_stores_of_a_process_do_not_move(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="shared"):
         tdstore.move(tmp_path / "run", "shm://moved")
     check_whole(tmp_path / "run")
+
+
+@pytest.mark.parametrize("how", ["rows", "structure", "the same again"])
+def test_a_place_that_changes_while_it_moves_stays(
+    place: Path, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit between the copy and the deletion: both places are there, and the error says so."""
+    if how != "the same again" and place.name in ("run.zarr.zip", "run.tdz"):
+        how = "the same again"  # archives are written whole
+
+    def copy_and_commit(*args: Any, **options: Any) -> None:
+        copy_dataset(*args, **options)
+        if how == "the same again":
+            save(place)
+            return
+        with tdstore.open(place, mode="r+") as td:
+            if how == "rows":
+                td[1] = td[0].to_tensordict()
+            else:
+                td["new"] = torch.ones(4)
+
+    monkeypatch.setattr(moving, "copy_dataset", copy_and_commit)
+    with pytest.raises(
+        ConflictError, match=r"(?s)run.*was changed while it was copied to.*moved\.h5.*not deleted"
+    ) as told:
+        tdstore.move(place, tmp_path / "moved.h5", compression="gzip")
+    assert "moved.h5" in str(told.value.hint)
+    check_whole(tmp_path / "moved.h5")
+    with tdstore.open(place) as stored:
+        assert ("new" in stored.keys()) == (how == "structure")
+        assert bool((stored["a"][1] == stored["a"][0]).all()) == (how == "rows")
+    monkeypatch.undo()
+    tdstore.delete(tmp_path / "moved.h5")
+    tdstore.move(place, tmp_path / "moved.h5")
+    assert not place.exists()
 
 
 def test_a_failed_copy_keeps_the_source(tmp_path: Path) -> None:

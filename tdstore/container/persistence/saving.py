@@ -349,6 +349,7 @@ class SavingMixin(Container):
             UnsupportedError: this TensorDict is not over a dataset; or `message`, and the backend has no versions.
             ReadOnlyError: the dataset was opened in mode "r".
             StoreClosedError: it was closed.
+            InvalidStateError: a transaction is open, which commits at its end.
 
         Example:
             >>> td = TensorDict({"a": torch.zeros(3)}, [3]).save("run")
@@ -357,6 +358,7 @@ class SavingMixin(Container):
         """
         handle, _ = self._owned("commit")
         if message is None:
+            handle.refuse_in_transaction("td.commit()")
             handle.commit(handle.groups)
         else:
             handle.commit_version(message)
@@ -367,7 +369,8 @@ class SavingMixin(Container):
         """Make all changes in a `with` block one commit: rows and structure, wholly there or not there.
 
         At the end of the block everything is committed at once. Where the block raises, the dataset and this
-        TensorDict are as they were before it. Other processes see nothing until the end.
+        TensorDict are as they were before it. Other processes see nothing until the end. In the block, `commit`,
+        `refresh_`, `close`, `file` and pickling are refused: they would commit a part of it.
 
         Raises:
             UnsupportedError: rows reach other processes as soon as they are written (memory-mapped and shared data), or

@@ -159,6 +159,7 @@ class StoreHandle:
         """
         if self.location is None:
             raise StoreError(f"{self.store.url} has no location to be opened again by", url=self.store.url)
+        self.refuse_in_transaction("td.refresh_()")
         generation = self.store.generation()
         if generation is not None and generation == self._generation and not self.store.uncommitted:
             return
@@ -250,8 +251,28 @@ class StoreHandle:
                 hint="open it with mode='r+' to write",
             )
 
+    def refuse_in_transaction(self, what: str) -> None:
+        """Refuse a call that would commit, or end, half of a transaction.
+
+        Args:
+            what: the call.
+
+        Raises:
+            InvalidStateError: a transaction is open.
+        """
+        if self._deferred:
+            raise InvalidStateError(
+                f"{what}: a transaction on {self.store.url} is open: its commit is at its end",
+                hint=f"{what} after the block",
+            )
+
     def close(self) -> None:
-        """Give back what texts do not need, if nobody else has them open; close the store."""
+        """Give back what texts do not need, if nobody else has them open; close the store.
+
+        Raises:
+            InvalidStateError: a transaction is open.
+        """
+        self.refuse_in_transaction("td.close()")
         try:
             if self.needs_compaction and self.store.writable:
                 with self.store.alone() as alone:
@@ -320,11 +341,7 @@ class StoreHandle:
         self.check_writable()
         if Cap.VERSIONS not in self.store.caps:
             raise refusals.no_versions(self.store.url, f"the {self.backend.name!r} backend has none there")
-        if self._deferred:
-            raise InvalidStateError(
-                f"a transaction on {self.store.url} is open: its commit is at its end",
-                hint="td.commit(message=...) after the block",
-            )
+        self.refuse_in_transaction("td.commit(message=...)")
         if not isinstance(message, str):
             raise InvalidTypeError(f"commit: the message of a version is a string, not a {type(message).__name__}")
         if len(message) > MAX_TEXT:
@@ -417,6 +434,7 @@ class StoreHandle:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the way to the data, never the data: backend, location, mode and options."""
+        self.refuse_in_transaction("pickling")
         token = self.store.reopen_token()
         backend = self.backend.name
         if token is not None:

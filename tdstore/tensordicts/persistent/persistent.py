@@ -203,6 +203,7 @@ class PersistentTensorDict(StoredWrites):
             >>> stored.file["a"].chunks  # doctest: +SKIP
             (2,)
         """
+        self._handle.refuse_in_transaction("td.file")
         return self._handle.store.native_group(self._path, self._handle)
 
     def close(self) -> None:

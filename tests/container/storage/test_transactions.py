@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
+
 import pytest
 import torch
 
@@ -109,6 +112,61 @@ def test_one_in_another_is_refused(place):
             raise AssertionError("not reached")
         td["new"] = torch.ones(4)
     assert "new" in seen(place).keys()
+
+
+CALLS = {
+    "td.commit()": lambda td: td.commit(),
+    "td.refresh_()": lambda td: td.refresh_(),
+    "td.close()": lambda td: td.close(),
+    "pickling": pickle.dumps,
+    "td.transaction()": lambda td: td["g"].transaction().__enter__(),
+    "td[:2].transaction()": lambda td: td[:2].transaction().__enter__(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("caught", [True, False])
+def test_calls_that_would_commit_a_part_are_refused(place, call, caught):
+    """Refused, they change nothing: the block goes on, or is taken back whole."""
+    with tdstore.open(place, mode="r+") as td:
+        with contextlib.suppress(InvalidStateError), td.transaction():
+            td["a"] = torch.ones(4, 2)
+            td["new"] = torch.ones(4)
+            with pytest.raises(InvalidStateError, match="transaction on .* is open") as told:
+                CALLS[call](td)
+            assert str(place) in str(told.value)
+            if not caught:
+                raise told.value
+            td["a"][0] = 5
+        assert ("new" in td.keys()) == caught
+    after = seen(place)
+    assert ("new" in after.keys()) == caught
+    assert after["a"].sum() == (8 if caught else 0)
+
+
+def test_a_version_inside_is_refused(tmp_path):
+    place = f"file://{tmp_path}/t"
+    TensorDict({"a": torch.zeros(3)}, [3]).save(place).close()
+    before = tdstore.versions(place)
+    with tdstore.open(place, mode="r+") as td:
+        with td.transaction():
+            td["a"] = torch.ones(3)
+            with pytest.raises(InvalidStateError, match=r"(?s)td\.commit\(message.* is open.*after the block"):
+                td.commit(message="half")
+            assert tdstore.versions(place) == before
+        td.commit(message="whole")
+    assert [version.message for version in tdstore.versions(place)][len(before) :] == ["whole"]
+
+
+def test_the_file_of_a_library_is_refused_inside(tmp_path):
+    TensorDict({"a": torch.zeros(3)}, [3]).save(tmp_path / "t.h5").close()
+    with tdstore.open(tmp_path / "t.h5", mode="r+") as td:
+        with pytest.raises(ZeroDivisionError), td.transaction():
+            td["a"] = torch.ones(3)
+            with pytest.raises(InvalidStateError, match=r"td\.file: a transaction on .* is open"):
+                td.file  # noqa: B018
+            raise ZeroDivisionError
+        assert td.file["a"][:].tolist() == [0, 0, 0]
 
 
 def test_others_see_nothing_until_the_end(place):
