@@ -26,6 +26,9 @@ KIND = "a dataset of the object layout"
 OTHER_FORMATS = ("zarr.json", ".zgroup", ".zarray", META)
 """Objects that show a zarr group or array, or an uploaded directory: a save beside them would hide it."""
 
+BUILD_PLAN = "build/plan.json"
+"""An object that is there from the beginning of a `tdstore.build` until its dataset is there."""
+
 
 def open_objects(
     engine: Engine,
@@ -107,6 +110,8 @@ def open_objects(
         view = View(engine, place, Table.empty(), Header(), check=check)
         return ByteStore(view, publisher, before, "w", limits, reopen, close_engine)
     if blob is None:
+        if isinstance(engine, LocalEngine) and os.path.exists(os.path.join(engine.root, BUILD_PLAN)):
+            raise unfinished_build(place)
         raise StoreNotFoundError(f"nothing is stored at {place}: there is no {NAME}", url=place)
     data = bytes(blob.data)
     if not is_object_layout(data):
@@ -214,6 +219,20 @@ def _check_options(place: str, mode: str, verify: str | None, object_bytes: int,
     for name, size in (("object_bytes", object_bytes), ("buffer_bytes", buffer_bytes)):
         if size < 1:
             raise OptionError(f"{place}: {name} must be at least 1, not {size}", url=place)
+
+
+def unfinished_build(place: str) -> StoreNotFoundError:
+    """Return the error for a place where `tdstore.build` was begun, and has not published its dataset.
+
+    Args:
+        place: the location, for messages.
+    """
+    return StoreNotFoundError(
+        f"nothing is stored at {place} yet: a tdstore.build is running there, or was interrupted",
+        url=place,
+        hint="the same call of tdstore.build finishes it, and repeats no finished task; to give it up, remove what is "
+        "there",
+    )
 
 
 def refuse_foreign_files(root: str, place: str) -> None:

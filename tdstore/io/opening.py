@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tdstore.bytestore import BUILD_PLAN, unfinished_build
 from tdstore.errors import (
     DirtyStoreError,
     InvalidTypeError,
@@ -26,6 +27,8 @@ from tdstore.types import Mode
 DEFAULT_ON_DISK = "memmap"
 """The backend of a local path that neither its name nor its content determines."""
 DEFAULT_IN_MEMORY = "memory"
+BUILD_SUFFIX = ".build"
+"""`tdstore.build` of another format than the object layout keeps finished tasks beside its location."""
 
 Location = str | os.PathLike[str] | None
 Storage = str | Backend | None
@@ -106,6 +109,10 @@ def open_unread(
 def _open(backend: Backend, location: str | None, mode: Mode, options: Mapping[str, Any]) -> Store:
     try:
         return registry().open(backend, location, mode=mode, **options)
+    except StoreNotFoundError:
+        if location is not None and _build_at(location):
+            raise unfinished_build(location) from None
+        raise
     except DirtyStoreError:
         found = find_partial(backend, location, options)
         if found is not None:
@@ -176,8 +183,15 @@ def _refuse_file_suffix(location: str) -> None:
         ) from error
 
 
+def _build_at(location: str) -> bool:
+    """Check whether a local path has an unfinished `tdstore.build`, in the folder or beside it."""
+    return any(os.path.exists(f"{location.rstrip('/')}{end}/{BUILD_PLAN}") for end in ("", BUILD_SUFFIX))
+
+
 def _not_found(location: str) -> StoreNotFoundError:
     """Create the error for a path that no backend recognises."""
+    if _build_at(location):
+        return unfinished_build(location)
     if not os.path.exists(location):
         return StoreNotFoundError(f"nothing is stored at {location}", url=location)
     causes, error = _failed_plugins()

@@ -50,6 +50,7 @@ def executor_of(ray):
 
 def test_map_over_a_local_ray(ray, tmp_path):  # one test, since each would start a cluster
     check_tasks(executor_of(ray), tmp_path)
+    check_build(executor_of(ray), tmp_path)
     check_pool()
 
 
@@ -73,6 +74,22 @@ def check_tasks(executor, tmp_path):
     assert tdstore.open(tmp_path / "o")["x"].tolist() == made["x"].tolist()
     with pytest.raises(ValueError, match="negative"):
         TensorDict({"x": -torch.ones(4)}, [4]).map(square, executor=executor, num_workers=2)
+
+
+def check_build(executor, tmp_path):
+    """Each worker is killed in its first task: Ray runs the task again, and no row is lost or there twice."""
+    folder = str(tmp_path)
+
+    def fn(numbers):
+        try:
+            os.close(os.open(f"{folder}/killed-{numbers[0]}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return TensorDict({"x": torch.tensor(list(numbers)), "text": [str(n) for n in numbers]}, [len(numbers)])
+        return os.kill(os.getpid(), signal.SIGKILL)
+
+    td = tdstore.build(f"{folder}/built", fn, range(20), rows_per_task=5, executor=executor, num_workers=2)
+    assert td["x"].tolist() == list(range(20)) and list(td["text"]) == [str(n) for n in range(20)]
+    assert len([name for name in os.listdir(folder) if name.startswith("killed-")]) == 4
 
 
 def check_pool():

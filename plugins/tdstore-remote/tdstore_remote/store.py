@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
-from tdstore.bytestore import DIRECTORY_HINT, open_directory, open_objects, refuse_foreign_files
+from tdstore.bytestore import (
+    BUILD_PLAN,
+    DIRECTORY_HINT,
+    open_directory,
+    open_objects,
+    refuse_foreign_files,
+    unfinished_build,
+)
 from tdstore.engine import Blob, Buffer, Engine
 from tdstore.errors import MissingDependencyError, OptionError, ReadOnlyError, StoreNotFoundError, UnsupportedError
 from tdstore.index.ranges import Range
@@ -171,6 +178,8 @@ def _raw_or_found(
                 raise engine.refused from None
             if mode not in ("r", "r+") or (own.get("version") and engine.has(NAME)):
                 raise
+            if engine.has(BUILD_PLAN):
+                raise unfinished_build(plain) from None
             found = DIRECTORY if certain else look(engine, location, options)
             if found is None:
                 raise _nothing(error, plain) from None

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from torch import Tensor
 
 from tdstore.bytestore import open_objects
 from tdstore.bytestore.commit import NOTHING_THERE, Publisher, fetch_manifest
 from tdstore.bytestore.manifest import Document, decode_objects, encode_objects
 from tdstore.container.core.container import Container
 from tdstore.container.core.tensorclasses import unwrap
-from tdstore.container.distribute.parts import PARTS, PartEngine, join_parts, part_name
-from tdstore.container.storage.describe import STACK_KIND, describe
-from tdstore.container.storage.open_and_save import open_container
+from tdstore.container.distribute.build_target import PLAN, Target, read_object
+from tdstore.container.distribute.part_values import join_documents
+from tdstore.container.distribute.parts import PARTS, PartEngine, part_name
+from tdstore.container.storage.describe import describe
 from tdstore.engine import Engine
 from tdstore.errors import (
     ConflictError,
@@ -24,23 +27,20 @@ from tdstore.errors import (
     InvalidTypeError,
     MismatchError,
     StoreExistsError,
-    StoreNotFoundError,
-    UnsupportedError,
     WorkerDiedError,
 )
-from tdstore.header import Group, Header
+from tdstore.header import Header
 from tdstore.io.blocks import leaf_batches
 from tdstore.parallel.byvalue import Packed
 from tdstore.parallel.executors import bar, crew_for
 from tdstore.registry import registry
 from tdstore.storekit import refusals
-from tdstore.storekit.documents import MAX_FILE_BYTES, NAME
-from tdstore.types import LeafSpec, Path, Write, path_text
+from tdstore.storekit.documents import MAX_FILE_BYTES
+from tdstore.types import Path, StoreIndex, Write
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
 
-_PLAN = PARTS + "plan.json"
 _BLOCK = 32 << 20
 _THREADS = 16
 _DEATHS = 20
@@ -68,59 +68,75 @@ class _PartWriter:
 
     def __call__(self, task: _Task) -> int:
         with registry().engine(self.location, self.options) as engine:
-            if _read(engine, _PLAN) is None:
+            if read_object(engine, PLAN) is None:
                 raise InvalidStateError(f"{self.location}: there is no plan of a build: it was finished, or given up")
-            if _read(engine, part_name(task.number)) is None:
+            if read_object(engine, part_name(task.number)) is None:
                 rows = self.fn(task.inputs)
-                groups, specs = _described(rows, task.number, self.location)
+                _check_rows(rows, task.number, self.location)
                 try:
-                    self._write(engine, task.number, unwrap(rows), groups, specs)
+                    self._write(engine, task.number, rows)
                 except (ConflictError, StoreExistsError):
-                    if _read(engine, part_name(task.number)) is None:
+                    if read_object(engine, part_name(task.number)) is None:
                         raise
         return task.number
 
-    def _write(
-        self, engine: Engine, number: int, rows: Any, groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec]
-    ) -> None:
+    def _write(self, engine: Engine, number: int, rows: Any) -> None:
+        payloads: dict[Path, Tensor] = {}
+        groups, specs = describe(rows, payloads=payloads)
+        td = unwrap(rows)
         # Rivals write the same rows, and nobody removes objects of a part: so a server without conditions will do.
         part = PartEngine(engine, part_name(number))
         with open_objects(part, mode="x", single_writer=not engine.conditional(), close_engine=False) as store:
             store.create(specs)
             for batch in leaf_batches(specs, _BLOCK):
-                values = [value.detach().cpu() for value in rows._read_pieces(batch)]
-                store.write([Write(path, index, value) for (path, index), value in zip(batch, values, strict=True)])
+                rest = iter(td._read_pieces([piece for piece in batch if piece[0] not in payloads]))
+                values = [_piece(payloads[path], at) if path in payloads else next(rest) for path, at in batch]
+                store.write(
+                    [Write(path, at, value.detach().cpu()) for (path, at), value in zip(batch, values, strict=True)]
+                )
             store.save_header(Header(groups))
 
 
+def _piece(leaf: Tensor, index: StoreIndex) -> Tensor:
+    return leaf[index] if index else leaf
+
+
 def build(
-    location: str,
+    location: str | os.PathLike[str],
     fn: Callable[[Any], Any],
     inputs: Sequence[Any] | Container,
     *,
     rows_per_task: int = 1024,
     executor: Executor | None = None,
     num_workers: int | None = None,
+    storage: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    save_options: Mapping[str, Any] | None = None,
     token: str = "",
     pbar: bool = False,
     mp_start_method: str | None = None,
 ) -> TensorDictBase:
-    """Make a dataset of the object layout from the results of a function, which many workers write at once.
+    """Make a dataset from the results of a function, which many workers write at once.
 
     Each task calls `fn` with the next `rows_per_task` inputs. Its worker writes the rows as objects of their own,
-    straight to the place; at the end one manifest is put, and the dataset is there as a whole. Rows keep the order of
-    the inputs. A task that runs twice counts once. Where a build was interrupted, the same call goes on: finished tasks
-    are not repeated. Workers that this call starts are replaced when they die; an `executor` has to replace its own.
+    straight to the place. At a URL, one manifest is put at the end, and the dataset is there as a whole. In another
+    format (memmap, zarr, h5, tdz) the objects are at `LOCATION.build` meanwhile; at the end this process copies them to
+    the location, block by block and along its chunks, and removes them. Rows keep the order of the inputs. A task that
+    runs twice counts once. Where a build was interrupted, the same call goes on: finished tasks are not repeated.
+    Workers that this call starts are replaced when they die; an `executor` has to replace its own.
 
     Args:
-        location: a URL where nothing is yet: `s3://bucket/run`, `file:///data/run`. All workers reach it.
+        location: a URL or path where nothing is yet: `s3://bucket/run`, `/data/run`, `/data/run.h5`. All workers
+            reach it.
         fn: called with a slice of the inputs; returns a TensorDict or tensorclass of one row or more.
         inputs: anything with a length and slices: a list, a range, a TensorDict.
         rows_per_task: the number of inputs of a task.
-        executor: any `concurrent.futures.Executor`: processes, threads, `dask` (`client.get_executor()`), MPI.
+        executor: any `concurrent.futures.Executor`: processes, threads, dask (`client.get_executor()`), MPI, ray (by
+            the adapter of docs/how-to/map-over-a-cluster.md).
         num_workers: the number of processes, without an executor; default: one per CPU; 0 runs in this process.
+        storage: name of the backend. Default: found from the location.
         storage_options: credentials and settings of the URL.
+        save_options: options of the format that the rows are copied to, as `td.save` takes them: `chunks`, ...
         token: names the version of `fn` and `inputs`; a build is resumed under the same token only.
         pbar: show a progress bar (tqdm).
         mp_start_method: "fork", "spawn" or "forkserver", without an executor.
@@ -129,11 +145,11 @@ def build(
         The dataset, opened for reading.
 
     Raises:
-        InvalidArgumentError: the location is no URL, there are no inputs, or a number is out of range.
+        InvalidArgumentError: there are no inputs, a number is out of range, or `save_options` for the object layout.
         InvalidTypeError: `fn` returns no TensorDict with rows.
-        StoreExistsError: there is a dataset at the location.
+        StoreExistsError: there is something at the location.
         MismatchError: another build was begun there, or tasks return rows of different structure.
-        UnsupportedError: rows with entries that are not dense tensors.
+        UnsupportedError: the rows of a task are a lazy stack.
         WorkerDiedError: workers die again and again. The same call goes on later.
         Exception: what `fn` raised, of its own type.
 
@@ -147,42 +163,37 @@ def build(
     """
     if rows_per_task < 1 or not len(inputs):
         raise InvalidArgumentError(f"{len(inputs)} inputs, rows_per_task={rows_per_task}: both are 1 or more")
-    if "://" not in location:
-        raise InvalidArgumentError(
-            f"build writes the object layout, at a URL, not at {location!r}",
-            hint="for a folder, write file:///absolute/path",
-        )
-    options = dict(storage_options or {})
+    target = Target(os.fspath(location), storage, dict(storage_options or {}), dict(save_options or {}))
+    place, options = target.stage, dict(storage_options or {})
     count = -(-len(inputs) // rows_per_task)
     plan = msgspec.json.encode({"inputs": len(inputs), "rows_per_task": rows_per_task, "token": token})
-    with registry().engine(location, options) as engine:
-        begun = _read(engine, _PLAN)
+    with registry().engine(place, options) as engine:
+        begun = read_object(engine, PLAN)
         if begun is None:
             if fetch_manifest(engine) is not None:
-                raise refusals.place_exists(location)
-            engine.put(_PLAN, plan)
+                raise refusals.place_exists(place)
+            target.begin(engine, plan)
         elif begun != plan:
             raise MismatchError(
-                f"{location}: another build was begun there: {begun.decode(errors='replace')[:200]}, "
-                f"not {plan.decode()}",
-                hint=f"finish that one, or remove the objects under {location}",
+                f"{place}: another build was begun there: {begun.decode(errors='replace')[:200]}, not {plan.decode()}",
+                hint=f"finish that one, or remove the objects under {place}",
             )
-        if fetch_manifest(engine) is None:
-            work = Packed(_PartWriter(location, options, fn), cloud_first=executor is not None)
-            todo = _unfinished(engine, count)
-            shown = bar(count, pbar)
-            if shown is not None:
-                shown.update(count - len(todo))
-            try:
-                _run(engine, work, inputs, rows_per_task, count, executor, num_workers, mp_start_method, shown)
-            finally:
+        if not target.is_there(engine):
+            if fetch_manifest(engine) is None:
+                work = Packed(_PartWriter(place, options, fn), cloud_first=executor is not None)
+                todo = _unfinished(engine, count)
+                shown = bar(count, pbar)
                 if shown is not None:
-                    shown.close()
-            _publish(engine, location, count)
-        _sweep(engine, location)
-    opening: dict[str, Any] = {"storage_options": options} if options else {}
-    found: TensorDictBase = open_container(location, mode="r", **opening)
-    return found
+                    shown.update(count - len(todo))
+                try:
+                    _run(engine, work, inputs, rows_per_task, count, executor, num_workers, mp_start_method, shown)
+                finally:
+                    if shown is not None:
+                        shown.close()
+                _publish(engine, place, count)
+            target.copy(engine)
+        target.sweep(engine)
+    return target.opened()
 
 
 def _run(
@@ -227,50 +238,23 @@ def _unfinished(engine: Engine, count: int) -> list[int]:
     return [number for number in range(count) if part_name(number) not in there]
 
 
-def _read(engine: Engine, key: str) -> bytes | None:
-    try:
-        return bytes(engine.get(key, MAX_FILE_BYTES).data)
-    except StoreNotFoundError:
-        return None
-
-
 def _publish(engine: Engine, location: str, count: int) -> None:
     def part(number: int) -> Document:
         where = f"{location}/{part_name(number)}"
         return decode_objects(bytes(engine.get(part_name(number), MAX_FILE_BYTES).data), url=where)
 
     with ThreadPoolExecutor(_THREADS) as threads:
-        whole = join_parts(list(threads.map(part, range(count))), location)
+        whole = join_documents(engine, list(threads.map(part, range(count))), location)
     names = [record.name for record in whole.objects]
     publisher = Publisher(engine, location, NOTHING_THERE, single_writer=not engine.conditional(), keep_old=0)
     publisher.publish(encode_objects(whole, url=location), whole.generation, names, ())
 
 
-def _sweep(engine: Engine, location: str) -> None:
-    """Remove what attempts left that did not win, then the parts; the plan last, so that a kill changes nothing."""
-    manifest = decode_objects(bytes(engine.get(NAME, MAX_FILE_BYTES).data), url=location)
-    used = {record.name for record in manifest.objects}
-    engine.delete([entry.key for entry in engine.list("data/") if entry.key not in used])
-    engine.delete([entry.key for entry in engine.list(PARTS) if entry.key != _PLAN])
-    engine.delete([_PLAN])
-
-
-def _described(rows: Any, number: int, location: str) -> tuple[dict[Path, Group], dict[Path, LeafSpec]]:
-    """Return the header and the leaves of the rows of a task, which are dense tensors all."""
+def _check_rows(rows: Any, number: int, location: str) -> None:
+    """Raise `InvalidTypeError` for what is no TensorDict with rows."""
     found = unwrap(rows)
     if not isinstance(found, Container) or not found.batch_size or not found.batch_size[0]:
         shape = f" of batch size {list(found.batch_size)}" if isinstance(found, Container) else ""
         raise InvalidTypeError(
             f"fn returned {type(rows).__name__}{shape} for task {number} of {location}, not a TensorDict with rows"
         )
-    groups, specs = describe(rows)
-    wrong = [(*path, key) for path, group in groups.items() for key in group.values]
-    wrong += [path for path, group in groups.items() if group.kind == STACK_KIND or group.extra]
-    wrong += [path for path, spec in specs.items() if path[:-1] not in groups or spec.shape[:1] != found.batch_size[:1]]
-    if wrong:
-        raise UnsupportedError(
-            f"{location}: build writes dense tensors, and {path_text(wrong[0])} of task {number} is something else",
-            hint="strings, values, nested tensors and lazy stacks: save each task to a place of its own, and read "
-            "the places as one with tdstore.concat",
-        )
-    return groups, specs

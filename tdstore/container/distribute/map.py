@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
@@ -56,6 +57,8 @@ class MappingMixin(Container):
         index_with_generator: bool = False,
         pbar: bool = False,
         mp_start_method: str | None = None,
+        storage: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call a function on chunks of rows, in worker processes, and concatenate the results along `dim` in order.
 
@@ -70,7 +73,7 @@ class MappingMixin(Container):
             out: a TensorDict to write the results into, in place, which is returned (a tensor, if `fn` returns
                 tensors), with at least the keys of the results. The workers themselves write into stores that many
                 processes may write (shared memory, memmap, ...); results must then be as long as their chunks. A URL
-                where nothing is yet becomes a dataset of what the workers write there, by `tdstore.build`.
+                or path where nothing is yet becomes a dataset of what the workers write, by `tdstore.build`.
             chunksize: rows per chunk; 0 calls `fn` with single rows, which lack `dim`, and stacks the results.
             num_chunks: the largest number of chunks, instead. Default: one per worker. Chunks end where those of the
                 store do, if it has chunks and they are not larger.
@@ -83,11 +86,14 @@ class MappingMixin(Container):
             index_with_generator: accepted for compatibility; chunks are always cut when they are sent.
             pbar: show a progress bar (tqdm).
             mp_start_method: "fork", "spawn" or "forkserver". Default: that of multiprocessing.
+            storage: name of the backend of a new dataset `out`. Default: found from its location.
+            storage_options: credentials and settings of the URL `out`.
 
         Raises:
             Exception: what `fn` raised, of its own type.
             DimensionError: there is no dimension `dim`.
-            InvalidArgumentError: both `chunksize` and `num_chunks`, or a number out of range.
+            InvalidArgumentError: `storage` or `storage_options` without a location `out`, both `chunksize` and
+                `num_chunks`, or a number out of range.
             InvalidTypeError: `fn` or a result cannot be pickled, or is of another type.
             WorkerDiedError: a worker was killed.
 
@@ -98,7 +104,9 @@ class MappingMixin(Container):
         """
         plan = _Plan(self, dim, num_workers, pool, executor, chunksize, num_chunks)
         plan.warn_of_ignored(generator, max_tasks_per_child, mp_start_method)
-        if isinstance(out, str):
+        if not isinstance(out, (str, os.PathLike)) and (storage is not None or storage_options is not None):
+            raise InvalidArgumentError("storage= and storage_options= are for a new dataset: out= is its URL or path")
+        if isinstance(out, (str, os.PathLike)):
             if plan.dim or plan.one_by_one or pool is not None:
                 raise InvalidArgumentError(f"out={out!r}: a new dataset needs dim=0, chunksize > 0, and no pool")
             return build(
@@ -108,6 +116,8 @@ class MappingMixin(Container):
                 rows_per_task=plan.size,
                 executor=executor,
                 num_workers=num_workers,
+                storage=storage,
+                storage_options=storage_options,
                 pbar=pbar,
                 mp_start_method=mp_start_method,
             )

@@ -66,6 +66,7 @@ def test_rows_keep_the_order_of_their_inputs(tmp_path, count):
         assert_squares(td, count)
     data, others = objects(tmp_path / "a")
     assert others == ["tdstore.json"] and len(data) == -(-count // 8)
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["data", "tdstore.json"]
 
 
 def test_workers_that_die_are_replaced(tmp_path, log):
@@ -159,27 +160,12 @@ def test_places_that_are_taken_and_calls_that_make_no_sense(tmp_path):
     tdstore.build(place, squares, range(3), num_workers=0).close()
     with pytest.raises(errors.StoreExistsError):
         tdstore.build(place, squares, range(3), num_workers=0)
-    with pytest.raises(errors.InvalidArgumentError, match="file:///"):
-        tdstore.build(str(tmp_path / "b"), squares, range(3))
+    with pytest.raises(errors.InvalidArgumentError, match="save_options"):
+        tdstore.build(f"file://{tmp_path}/b", squares, range(3), save_options={"chunks": 3})
     with pytest.raises(errors.InvalidArgumentError, match="0 inputs"):
         tdstore.build(f"file://{tmp_path}/b", squares, [])
     with pytest.raises(errors.InvalidTypeError, match="returned int for task 0"):
         tdstore.build(f"file://{tmp_path}/b", len, range(3), num_workers=0)
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [
-        {"text": ["a", "b"]},
-        {"text": "a"},
-        {"ragged": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)},
-    ],
-)
-def test_entries_that_are_no_dense_tensors_are_refused(tmp_path, extra):
-    with pytest.raises(errors.UnsupportedError, match=f"{next(iter(extra))}.*of task 0"):
-        tdstore.build(
-            f"file://{tmp_path}/a", lambda _: TensorDict({"x": torch.zeros(2), **extra}, [2]), [1, 2], num_workers=0
-        )
 
 
 @pytest.mark.parametrize(
