@@ -18,14 +18,14 @@ from tdstore.builtin.memmap.tensor import MemoryMappedTensor
 from tdstore.builtin.memmap.writing import LeafWriter, read_runs
 from tdstore.builtin.resident import ResidentStore, rows_of
 from tdstore.errors import StoreClosedError, UnsupportedError
-from tdstore.header import Header
+from tdstore.header import Header, without_collection
 from tdstore.index.rows import runs
 from tdstore.index.selection import gather
 from tdstore.keys import encode_file_name
 from tdstore.lifetime import Ending
 from tdstore.store import Cap
 from tdstore.storekit import files
-from tdstore.storekit.budget import check_holes
+from tdstore.storekit.budget import SUSPECT_BYTES, check_holes
 from tdstore.storekit.documents import PACKED_BYTES
 from tdstore.storekit.session import Lease
 from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
@@ -33,6 +33,9 @@ from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
 _PREALLOCATED = 256 << 20
 _MADE_LATER = 64 << 10
 """Files of up to so many bytes are made when they are first written, or at the commit."""
+
+_MANY = 64
+"""Writes of so many leaves make enough objects for the garbage collector to run, which looks at all of torch's."""
 
 
 class MemmapLeaves(ResidentStore[LeafFile]):
@@ -179,7 +182,8 @@ class MemmapLeaves(ResidentStore[LeafFile]):
 
     def _refuse_holes(self, leaf: LeafFile, rows: int) -> None:
         """Refuse to copy rows that take far more memory than the leaf takes on the storage, unless that is allowed."""
-        if self._options["max_bytes"] is None:
+        wanted = leaf.nbytes // leaf.shape[0] * rows if leaf.shape and leaf.shape[0] else leaf.nbytes
+        if wanted > SUSPECT_BYTES and self._options["max_bytes"] is None:
             with files.io_errors(self.url, "looking at leaves", writing=False):
                 stored = partial(self._writer.bytes_of, leaf)
                 check_holes(leaf.path, leaf.shape, leaf.nbytes, rows, stored, self.url)
@@ -194,6 +198,7 @@ class MemmapLeaves(ResidentStore[LeafFile]):
             tensor = self._leaves[leaf.path] = self._wrap(leaf)
         return tensor
 
+    @without_collection()
     def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         with files.io_errors(self.url, "making leaves"):
             packed = self._create_packed(leaves)
@@ -223,6 +228,13 @@ class MemmapLeaves(ResidentStore[LeafFile]):
         return packed
 
     def _write(self, wanted: Sequence[tuple[LeafFile, Write]]) -> None:
+        if len(wanted) < _MANY:
+            self._write_leaves(wanted)
+        else:
+            with without_collection():
+                self._write_leaves(wanted)
+
+    def _write_leaves(self, wanted: Sequence[tuple[LeafFile, Write]]) -> None:
         wanted = [(leaf, w) for leaf, w in wanted if leaf.nbytes and w.value.numel()]
         if self._hold.building:
             if self._hold.pack is not None:

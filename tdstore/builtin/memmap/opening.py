@@ -22,7 +22,7 @@ from tdstore.errors import (
     StoreError,
     StoreNotFoundError,
 )
-from tdstore.header import Header
+from tdstore.header import Header, without_collection
 from tdstore.storekit import documents, files, refusals, session
 from tdstore.storekit.checksums import Sums, block_text, crc32c, sums_of_file, sums_of_part, tips_of_file
 from tdstore.storekit.session import Log
@@ -68,6 +68,7 @@ def session_state(root: int) -> SessionState:
     return SessionState(log, log is not None and session.has_live_session(root))
 
 
+@without_collection()
 def read_contents(root: int, url: str) -> Contents:
     """Read the manifest, or the files of tensordict.
 

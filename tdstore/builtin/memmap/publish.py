@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
 
-from tdstore.builtin.memmap.opening import MAX_MANIFEST, read_contents
+from tdstore.builtin.memmap.opening import MAX_MANIFEST
 from tdstore.builtin.memmap.tensordict_layout import META, tensordict_members
 from tdstore.errors import CorruptStoreError, StoreError
 from tdstore.storekit import documents, files, refusals, session
@@ -19,36 +18,46 @@ FIRST = (META, documents.NAME)
 
 def build_site(location: str, *, timeout: float) -> Site:
     """Begin a folder beside `location`."""
-    foreign = partial(_foreign_files, url=location)
-    return Site(location, url=location, timeout=timeout, foreign=foreign, first=FIRST)
+    return Site(location, url=location, timeout=timeout, foreign=_ForeignFiles(location), first=FIRST)
 
 
-def _foreign_files(root: int, url: str) -> list[str]:
-    """Return the files of a folder that do not belong to the dataset in it; all of them if there is no dataset."""
-    names = os.listdir(root)
-    if documents.NAME in names:
-        return _not_ours(root, url)
-    if META in names and _is_tensordict_meta(root):
-        return tensordict_members(root, url, _ours_anywhere)
-    return sorted(names)
+class _ForeignFiles:
+    """The files of a folder that do not belong to the dataset in it; all of them if there is no dataset.
 
+    A save asks twice, when it begins and before it swaps: a manifest that is the same is decoded once.
+    """
 
-def _not_ours(root: int, url: str) -> list[str]:
-    try:
-        contents = read_contents(root, url)
-    except CorruptStoreError as error:
-        raise refusals.damaged_place(url, error.message) from error
-    known = {leaf.file for leaf in contents.leaves}
-    log = session.read_log(root)
-    if log is not None:
-        known |= set(log.files)
-    folders = {file[:depth] for file in known for depth in range(1, len(file))}
-    # Folders of groups without leaves, and of values, hold only tensordict's description.
-    return [
-        "/".join(parts)
-        for parts, is_dir in files.walk(root)
-        if not is_dir and parts not in known and not _ours_anywhere(parts) and parts not in folders
-    ]
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._raw = b""
+        self._named: frozenset[FileParts] = frozenset()
+
+    def __call__(self, root: int) -> list[str]:
+        names = os.listdir(root)
+        if documents.NAME in names:
+            return self._not_ours(root)
+        if META in names and _is_tensordict_meta(root):
+            return tensordict_members(root, self.url, _ours_anywhere)
+        return sorted(names)
+
+    def _not_ours(self, root: int) -> list[str]:
+        try:
+            raw = files.read_small(documents.NAME, root, MAX_MANIFEST)
+            if raw != self._raw:
+                found, _ = documents.decode_manifest(raw, url=self.url)
+                self._raw, self._named = raw, frozenset(leaf.file for leaf in found.leaves)
+        except CorruptStoreError as error:
+            message = files.with_url(error, self.url).message
+            raise refusals.damaged_place(self.url, message) from error
+        log = session.read_log(root)
+        known = self._named if log is None else self._named.union(log.files)
+        folders = {file[:depth] for file in known for depth in range(1, len(file))}
+        # Folders of groups without leaves, and of values, hold only tensordict's description.
+        return [
+            "/".join(parts)
+            for parts, is_dir in files.walk(root)
+            if not is_dir and parts not in known and not _ours_anywhere(parts) and parts not in folders
+        ]
 
 
 def _ours_anywhere(parts: FileParts) -> bool:

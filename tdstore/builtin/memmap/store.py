@@ -41,7 +41,7 @@ from tdstore.errors import (
     StoreNotFoundError,
     UnsupportedError,
 )
-from tdstore.header import Header
+from tdstore.header import Header, without_collection
 from tdstore.store import Cap
 from tdstore.storekit import documents, files, refusals, session
 from tdstore.storekit.session import LOCK_TIMEOUT
@@ -182,6 +182,7 @@ class MemmapStore(MemmapLeaves):
             if not now.live and (stale or self._raw.startswith(documents.LOGGED)):
                 self._reseal(stale)
 
+    @without_collection()
     def _take(self, contents: Contents, now: SessionState) -> None:
         check_budget(contents.leaves, self._options["max_bytes"], self.url)
         shared = self._mode == "r+"
