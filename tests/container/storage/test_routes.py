@@ -24,6 +24,8 @@ FOLDERS = tuple(str(Path(module.__file__).parent) for module in (tdstore, tdstor
 ROWS = torch.tensor([3, 7, 11, 50])
 
 MOST = {
+    ("memmap", "save"): 806,
+    ("memmap", "open"): 300,
     ("h5", "write"): 138,
     ("h5", "save"): 707,
     ("h5", "open"): 275,
