@@ -12,11 +12,12 @@ import pytest
 
 from tdstore.builtin.memmap.store import MemmapStore, open_memmap
 from tdstore.errors import StoreNotFoundError
-from tdstore.store import Store
-from tdstore.testing import CrashTests, crash
+from tdstore.store import Cap, Store
+from tdstore.testing import CountingStore, CrashTests, crash
 from tdstore.testing.crash import in_child
 from tdstore.testing.processes.points import find_points, point_name
 from tdstore.testing.processes.syscalls import needs_strace, traced, unsynced
+from tdstore.testing.setup import save as save_leaves
 from tests.testing import wrong_files, wrong_modes
 
 IN_MEMORY = True
@@ -186,3 +187,25 @@ def test_a_writer_that_fails_by_itself(tmp_path: Path, capfd: pytest.CaptureFixt
     """The reason is shown, and no death."""
     assert in_child(lambda: 1 / 0) == 1
     assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+class Recording(CountingStore):
+    """A store that notes the indices of writes."""
+
+    def write(self, writes):
+        self.indices = [*getattr(self, "indices", []), *(w.index for w in writes)]
+        super().write(writes)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_works_use_declared_abilities_only(tmp_path, whole):
+    """A backend that writes whole leaves, and cannot resize, is killed too."""
+    kit = Memmap()
+    kit.caps = MemmapStore.caps & ~(Cap.PARTIAL_WRITE | Cap.RESIZE) if whole else MemmapStore.caps
+    save_leaves(open_memmap, str(tmp_path / "store"), crash.OLD)
+    with Recording(open_memmap(str(tmp_path / "store"), mode="r+")) as store:
+        kit.rows(store)
+        assert (() in store.indices) == whole
+        assert (len(store.indices) == len(crash.NEW)) == whole
+        kit.structure(store)
+        assert store.calls["resize"] == (0 if whole else 1)

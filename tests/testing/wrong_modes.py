@@ -184,6 +184,33 @@ class ClosureOpener(SqliteStore):
     """Its opener is a function inside of a function."""
 
 
+class TimeOfFile(SqliteStore):
+    """Tells its generation by the time of the file, in whole seconds."""
+
+    def generation(self):
+        return int(os.stat(self.url).st_mtime) // 1_000_000
+
+
+class OwnCounter(SqliteStore):
+    """Counts its own commits only."""
+
+    commits = 0
+
+    def save_header(self, header):
+        super().save_header(header)
+        self.commits += 1
+
+    def generation(self):
+        return self.commits
+
+
+class NewEachTime(SqliteStore):
+    """Gives another generation at each call."""
+
+    def generation(self):
+        return object()
+
+
 def opening_wrongly(cls: type[SqliteStore], location: str, mode: Mode) -> SqliteStore:
     """What the openers of `XOverwrites`, `RPlusCreates` and `WIsA` do."""
     path = os.path.realpath(location)
@@ -208,6 +235,6 @@ def _opener(cls: type[SqliteStore]) -> Any:
 
 MODES: tuple[type[SqliteStore], ...] = (
     ForgetsRows, IgnoresWrites, XOverwrites, RPlusCreates, WIsA, BareErrors, BareBusy, ReaderLocks, ReadsByName,
-    CreateCommits, SameTemporary, ClosureOpener,
+    CreateCommits, SameTemporary, ClosureOpener, TimeOfFile, OwnCounter, NewEachTime,
 )  # fmt: skip
 OPENERS = {cls.__name__: _opener(cls) for cls in (*MODES, WriteCommits, CopiesToPublish)}

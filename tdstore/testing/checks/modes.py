@@ -97,9 +97,12 @@ class ModeTests(StoreSetup):
         store = self.opened(location, "w")
         check_paths(store.paths(), [], "a store opened with mode 'w' shows the leaves of the old one")
         fill(store, NEW)
-        with self.opened(location) as reader:
-            check_leaves(read_all(reader), OLD, "mode 'w' changed the old store before save_header")
-            check_header(reader.load_header(), header_for(OLD))
+        try:
+            with self.opened(location) as reader:
+                check_leaves(read_all(reader), OLD, "mode 'w' changed the old store before save_header")
+                check_header(reader.load_header(), header_for(OLD))
+        except StoreError as error:
+            raise failure(f"mode 'w' took the old store away before save_header: {error}") from error
         store.save_header(header_for(NEW))
         store.close()
         with self.opened(location) as reader:
@@ -248,12 +251,12 @@ class ModeTests(StoreSetup):
         first = self.holding(location, OLD)
         with first as store:
             assert store is first, "`with store as it` gives another object than the store"
-        with raises(StoreClosedError):
+        with raises(StoreClosedError, doing="load_header after the end of `with`"):
             first.load_header()
         second = self.holding(location, OLD)
         with raises(ZeroDivisionError), second:
             1 / 0  # noqa: B018
-        with raises(StoreClosedError):
+        with raises(StoreClosedError, doing="load_header after an error ended `with`"):
             second.load_header()
 
     def test_corruption_noticed(self, location: Location) -> None:
@@ -274,7 +277,11 @@ class ModeTests(StoreSetup):
                 check_equal(blamed, [], "faults of leaf 'small', which is not damaged")
         except StoreError:
             return
-        assert faults == [("big",)], "a flipped byte went unnoticed, or another leaf was blamed"
+        if not faults:
+            raise failure(
+                "a flipped byte of leaf 'big' went unnoticed: no error at opening and reading, verify() is []"
+            )
+        check_equal(faults, [("big",)], "leaves that verify() names where a byte of leaf 'big' was flipped")
 
     def test_truncation_noticed(self, location: Location) -> None:
         """Check that a truncated store is an error that names the location, never zeros and never a crash."""

@@ -61,7 +61,7 @@ class ReadTests(StoreSetup):
         for spec, (path, value) in zip(store.specs(list(leaves)), leaves.items(), strict=True):
             check_spec(spec, LeafSpec(value.shape, value.dtype), path)
             (got,) = store.read([Read(path)])
-            check_same(got, value)
+            check_same(got, value, path)
 
     def test_negative_zero_and_nan(self, location: Location) -> None:
         """Check that -0.0 is not 0.0, nor one NaN another: a store that compares or skips values must compare bits."""
@@ -132,10 +132,10 @@ class ReadTests(StoreSetup):
         with raises(KeyNotFoundError, doing="reading a leaf that is not there") as caught:
             store.read([Read(("group", "there")), Read(("group", "absent-leaf"))])
         _names_leaf(caught.value)
-        with raises(KeyNotFoundError) as caught:
+        with raises(KeyNotFoundError, doing="specs of a leaf that is not there") as caught:
             store.specs([("group", "there"), ("group", "absent-leaf")])
         _names_leaf(caught.value)
-        with raises(KeyNotFoundError):
+        with raises(KeyNotFoundError, doing="reading a group as if it were a leaf"):
             store.read([Read(("group",))])
 
     def test_out_buffer(self, location: Location) -> None:
@@ -220,7 +220,7 @@ class ReadTests(StoreSetup):
         value = sample("int32", (3000, 17))
         store = self.holding(location, {("a",): value})
         picked = torch.randint(0, 3000, (2500,), generator=torch.Generator().manual_seed(0))
-        check_same(store.read([Read(("a",), (picked,))])[0], value[picked])
+        check_same(store.read([Read(("a",), (picked,))])[0], value[picked], "2500 rows, in no order")
 
     def test_aread_agrees(self, location: Location) -> None:
         """Check that `aread` returns the same as `read`, also several at once."""
@@ -256,7 +256,8 @@ class ReadTests(StoreSetup):
             return
         view = store.view(("a",))
         check_same(view.cpu(), value)
-        assert store.view(("a",)).data_ptr() == view.data_ptr(), "each view is another copy"
+        if store.view(("a",)).data_ptr() != view.data_ptr():
+            raise failure("each view is another copy: view() must give the same memory each time")
         if Cap.WRITE in self.caps:
             store.write([Write(("a",), (), value + 1)])
             check_same(view.cpu(), value + 1, "a view does not see writes")

@@ -42,7 +42,7 @@ class WriteTests(StoreSetup):
         mine = value.clone()
         store.write([Write(("a",), (), mine)])
         mine.fill_(-1)
-        check_same(store.read([Read(("a",))])[0], value)
+        check_same(store.read([Read(("a",))])[0], value, "the store kept the value of a write, which changed later")
 
     def test_write_keeps_the_value(self, location: Location) -> None:
         """Check that a write does not change its value."""
