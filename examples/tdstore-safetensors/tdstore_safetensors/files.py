@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -30,10 +32,10 @@ def read_into(array: Array, file: BinaryIO, offset: int, url: str) -> Array:
 
 def write_whole(path: str, parts: Iterable[bytes | memoryview], *, exclusive: bool) -> BinaryIO:
     """Put a new file in place of what is at `path`, in one step and for good. Return it, open for reading."""
-    folder, temporary = os.path.dirname(path), f"{path}.{secrets.token_hex(4)}.tmp"
+    folder = os.path.dirname(path)
     with io_errors(path, "saving"):
         os.makedirs(folder, exist_ok=True)
-        file = open(temporary, "x+b")
+        temporary, file = _make_temporary(path, folder)
         try:
             file.writelines(parts)
             file.flush()
@@ -52,6 +54,23 @@ def write_whole(path: str, parts: Iterable[bytes | memoryview], *, exclusive: bo
             if os.path.exists(temporary):
                 os.unlink(temporary)
     return file
+
+
+def _make_temporary(path: str, folder: str) -> tuple[str, BinaryIO]:
+    """Make a file beside `path`, locked while its writer runs, and remove those of writers that were killed."""
+    guard = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX)  # nobody takes a file for left over before its writer has locked it
+        for name in os.listdir(folder):
+            if name.startswith(f"{os.path.basename(path)}.") and name.endswith(".tmp"):
+                with suppress(BlockingIOError, FileNotFoundError), open(os.path.join(folder, name), "rb") as left:
+                    fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(left.name)
+        file = open(f"{path}.{secrets.token_hex(4)}.tmp", "x+b")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return file.name, file
+    finally:
+        os.close(guard)
 
 
 def _sync_folder(folder: str) -> None:
