@@ -24,7 +24,6 @@ from tdstore.header import Header
 from tdstore.lifetime import LiveObjects
 from tdstore.storekit import refusals
 from tdstore.storekit.checked import fill_pattern
-from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.files import io_errors
 from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.types import Fault, LeafSpec, Path, path_text
@@ -87,8 +86,8 @@ class Session:
     """Whether rows were written through HDF5 since the last commit."""
     exclusive: bool = False
     """Whether publishing must not replace anything."""
-    seal: int = 0
-    """The checksum of the manifest of the last commit."""
+    manifest: bytes | str | None = None
+    """The manifest of the last commit, as it is in the file."""
     _datasets: dict[Path, h5py.Dataset] = field(default_factory=dict)
     _removed: list[str] = field(default_factory=list)
     """Names of large datasets that the commit deletes: HDF5 would reuse their room, which the last commit uses."""
@@ -387,7 +386,9 @@ class Session:
                 del self.handle.file[self._removed.pop()]
             write_copies(self.handle.file, self.contents, header)
             leaves = self.contents.leaves
-            found = Document(self.document.generation + 1, Header(dict(header.groups)))
+            # That of a new file begins at random, so that it tells files of one name apart.
+            before = self.document.generation or int.from_bytes(os.urandom(6), "little")
+            found = Document(before + 1, Header(dict(header.groups)))
             for path, leaf in leaves.items():
                 found.specs[path], found.sums[path] = leaf.spec, self._refreshed(path, leaf.spec)
             text = encode_document(found, url=self.url)
@@ -404,7 +405,7 @@ class Session:
             )
         self._committed()
         self.ours = True
-        self.document, self.seal = found, crc32c(text)
+        self.document, self.manifest = found, text
 
     def _refreshed(self, path: Path, spec: LeafSpec) -> LeafSums:
         return self.sums.refresh(path, spec, self.read_bytes, lambda: self.accepted)
@@ -546,7 +547,7 @@ class Session:
                 leaf.committed = path
             self.ours = text is not None
             self.document = Document() if text is None else decode_document(text, url=self.url)
-            self.seal = crc32c(text.encode("utf-8", "replace") if isinstance(text, str) else text or b"")
+            self.manifest = text
             self.sums = Sums(self.document.sums)
             return None if mark is None else decode_dirty(mark, url=self.url)
 

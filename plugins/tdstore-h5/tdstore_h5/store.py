@@ -30,6 +30,7 @@ from tdstore.store import Cap
 from tdstore.storekit import CheckedStore, refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
 from tdstore.storekit.checked import fake_mode, fill_pattern, full
+from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.files import raise_io
 from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
@@ -496,7 +497,9 @@ class H5Store(CheckedStore[Stored]):
         if not handle.is_at(session.path):
             return object()
         info = os.fstat(handle.fd)
-        return info.st_dev, info.st_ino, session.document.generation, session.seal
+        text = session.manifest or b""
+        seal = crc32c(text.encode("utf-8", "replace") if isinstance(text, str) else text)
+        return info.st_dev, info.st_ino, session.document.generation, seal
 
     def nbytes_stored(self) -> int | None:
         return self._open().raw.size()

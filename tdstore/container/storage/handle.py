@@ -272,7 +272,8 @@ class StoreHandle:
         Raises:
             InvalidStateError: a transaction is open.
         """
-        self.refuse_in_transaction("td.close()")
+        if self._deferred:
+            self.refuse_in_transaction("td.close()")
         try:
             if self.needs_compaction and self.store.writable:
                 with self.store.alone() as alone:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,8 +46,8 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Document:
     """The contents of the last commit's manifest."""
 
-    generation: int = field(default_factory=lambda: secrets.randbits(48))
-    """The number of the commit. That of a new file begins at random, so that it tells files of one name apart."""
+    generation: int = 0
+    """The number of the commit; 0 where nothing is committed."""
     header: Header = field(default_factory=Header)
     specs: dict[Path, LeafSpec] = field(default_factory=dict)
     sums: dict[Path, LeafSums] = field(default_factory=dict)
