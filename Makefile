@@ -15,7 +15,8 @@ PACKAGES := tdstore $(foreach plugin,$(PLUGINS),$(plugin)/$(subst -,_,$(notdir $
 # What builds our distributions, and what tests and shows them. Versions are in constraints-dev.txt.
 BUILD_TOOLS := hatchling editables
 DEV_TOOLS := pytest pytest-timeout pytest-xdist hypothesis tensordict mypy 'pyright[nodejs]' ruff tqdm ale-py gymnasium \
-    'moto[server]' boto3 s3fs xarray safetensors distributed loky cloudpickle redis rich pandas pyarrow torchrl ray plotly torchdata
+    'moto[server]' boto3 s3fs xarray safetensors distributed loky cloudpickle redis rich pandas pyarrow torchrl ray plotly torchdata \
+    polars duckdb datasets pillow
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints-dev.txt
 
 # Tests run on this many processes; PYTEST_WORKERS=0 for one, in this process.

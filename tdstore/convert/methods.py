@@ -13,7 +13,8 @@ from tdstore.container.core.container import Container
 from tdstore.convert.checkpoints import safetensors_files
 from tdstore.convert.objects import arrays, python, pytree
 from tdstore.convert.objects import padding as objects_padding
-from tdstore.convert.tables import arrow, files, mds, pandas
+from tdstore.convert.tables import arrow, arrow_stream, files, mds, pandas
+from tdstore.io.blocks import BLOCK_BYTES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,20 +153,57 @@ class ConvertMixin(Container):
         return arrays.to_struct_array(self)
 
     # -- tables ------------------------------------------------------------------------------
-    def to_arrow(self, *, separator: str | None = None) -> pa.Table:
+    def to_arrow(self, *, separator: str | None = None, tensors: bool = False) -> pa.Table:
         """Convert to an Arrow table with a row per element of the first batch dimension.
 
         Contiguous tensors of one number per row share their memory with it. Further dimensions become lists of fixed
-        length, nested TensorDicts structs, or with a `separator` columns. bfloat16 and float8 become float32.
+        length, rows of different lengths lists, nested TensorDicts structs, or with a `separator` columns. bfloat16 and
+        float8 become float32.
 
         Args:
             separator: joins the keys of nested entries to the names of columns.
+            tensors: whether rows of several dimensions become Arrow's fixed-shape tensors instead of lists in lists.
 
         Raises:
-            BatchSizeError: there is no batch dimension.
+            BatchSizeError: there is no batch dimension, or rows differ in more than their length.
             UnsupportedError: an entry is complex, or has values that do not fit into one column.
         """
-        return arrow.to_arrow(self, separator)
+        return arrow.to_arrow(self, separator, tensors=tensors)
+
+    def to_arrow_reader(
+        self, *, separator: str | None = None, tensors: bool = False, block_bytes: int = BLOCK_BYTES
+    ) -> pa.RecordBatchReader:
+        """Convert to a reader of Arrow record batches, which reads a stored TensorDict in blocks of bounded memory.
+
+        Entries become columns as in `to_arrow`. The TensorDict must stay open while the reader is used.
+
+        Args:
+            separator: joins the keys of nested entries to the names of columns.
+            tensors: whether rows of several dimensions become Arrow's fixed-shape tensors instead of lists in lists.
+            block_bytes: the bytes of a batch, about.
+
+        Raises:
+            BatchSizeError: there is no batch dimension, or rows differ in more than their length.
+            UnsupportedError: an entry is complex, or has values that do not fit into one column.
+
+        Example:
+            >>> [len(batch) for batch in TensorDict({"a": torch.arange(3)}, [3]).to_arrow_reader()]
+            [3]
+        """
+        return arrow_stream.to_reader(self, separator, tensors, block_bytes)
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Export the rows by Arrow's C data interface: polars, duckdb, pyarrow and pandas take a TensorDict as a table.
+
+        Columns are those of `to_arrow`, in blocks as of `to_arrow_reader`.
+
+        Args:
+            requested_schema: the schema that the consumer asks for, as a capsule; columns are cast to it.
+
+        Raises:
+            MissingDependencyError: pyarrow is not installed. BatchSizeError: there is no batch dimension.
+        """
+        return arrow_stream.to_reader(self, None, False).__arrow_c_stream__(requested_schema)
 
     def to_pandas(self, *, separator: str | None = None) -> pd.DataFrame:
         """Convert to a pandas frame with a row per element of the first batch dimension.

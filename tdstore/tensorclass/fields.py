@@ -57,7 +57,7 @@ ARGUMENTS = frozenset(("batch_size", "device", "names", "lock"))
 
 MAY_HIDE = frozenset(
     """append check close commit data extend fields from_arrow from_optimizer from_safetensors read refresh_ resize_
-    to_arrow to_optimizer to_safetensors verify""".split()
+    to_arrow to_arrow_reader to_optimizer to_safetensors verify""".split()
 )
 """Names that a field may have: it hides the attribute, which the container inside still has."""
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,15 +13,11 @@ from tdstore.container.core.container import Container
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.functions.construct_and_join import from_container, lazy_stack, maybe_dense_stack, stack
 from tdstore.container.functions.construct_and_join import from_dict as made_from_dict
-from tdstore.container.storage.open_and_save import open_container
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.convert.objects.arrays import from_struct_array
-from tdstore.convert.opened import place_of_group
-from tdstore.convert.tables.arrow import from_arrow
-from tdstore.convert.tables.pandas import from_pandas, series_column
+from tdstore.convert.objects.foreign import from_foreign
 from tdstore.errors import InvalidStateError, InvalidTypeError, OptionError, UnsupportedError
 from tdstore.index.shapes import as_size
-from tdstore.io.opening import Location
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -45,8 +40,9 @@ def from_any(
     """Convert nearly any object to a TensorDict.
 
     A TensorDict is returned unchanged. Dicts, dataclasses and named tuples are converted by field, tuples by position
-    ("0", "1", ...). A list of any of these becomes a lazy stack. Structured arrays, pandas frames and Arrow tables are
-    converted by column. Groups that zarr, or h5py for reading, has opened become TensorDicts over the same file.
+    ("0", "1", ...). A list of any of these becomes a lazy stack. Structured arrays, tables (of pandas, polars, Arrow,
+    duckdb, Hugging Face datasets) and datasets of xarray are converted by column. Groups that zarr, or h5py for
+    reading, has opened become TensorDicts over the same file.
 
     The entries are converted as well: numbers, arrays and lists of numbers to tensors, lists of strings to one value
     per row, other objects to values. At the top level, a list of numbers becomes a tensor, and arrays, numbers, strings
@@ -62,7 +58,7 @@ def from_any(
 
     Raises:
         InvalidArgumentError: both `batch_size` and `auto_batch_size`. InvalidTypeError: `strict`, and the result is
-            not a TensorDict.
+            not a TensorDict; or the object is a query or a stream of another library, which has no rows yet.
 
     Example:
         >>> from_any({"a": [1, 2], "n": ({"b": [3.0, 4.0]},)}, auto_batch_size=True)["n", "0"].batch_size
@@ -88,7 +84,7 @@ def from_any(
 
 def _converted(obj: Any, batch: Sequence[int]) -> Any:
     """Convert an object for the constructor of a TensorDict: to dicts and containers if `obj` has entries."""
-    obj = _foreign(obj)
+    obj = from_foreign(obj)
     if isinstance(obj, Container):
         return obj
     fields = _fields(obj)
@@ -130,22 +126,6 @@ def _is_records(values: list[Any]) -> bool:
 def _as_container(obj: Any, batch: Sequence[int]) -> Any:
     found = _converted(obj, batch)
     return found if isinstance(found, Container) else Container._resident_class(found, batch_size=batch)
-
-
-def _foreign(obj: Any) -> Any:
-    """Convert an object of another (imported) package to a container; return any other object unchanged."""
-    if (place := place_of_group(obj)) is not None:
-        location, path, backend = place
-        return open_container(cast(Location, location), storage=backend, mode="r", subpath=path or None)
-    pandas = sys.modules.get("pandas")
-    if pandas is not None and isinstance(obj, pandas.DataFrame):
-        return from_pandas(obj)
-    if pandas is not None and isinstance(obj, (pandas.Series, pandas.Index)):
-        return series_column(obj.to_series() if isinstance(obj, pandas.Index) else obj)
-    arrow = sys.modules.get("pyarrow")
-    if arrow is not None and isinstance(obj, (arrow.Table, arrow.RecordBatch)):
-        return from_arrow(obj)
-    return obj
 
 
 def from_dict(

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from tdstore.container.core.container import GROUP, LEAF, Container
+from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.functions.construct_and_join import from_dict
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.convert import packages
-from tdstore.convert.tables.row_blocks import refuse_ragged, with_rows
+from tdstore.convert.tables.row_blocks import with_jagged, with_rows
 from tdstore.dtypes import is_bit_pattern
-from tdstore.errors import InvalidArgumentError, OptionError, UnsupportedError
+from tdstore.errors import InvalidArgumentError, InvalidTypeError, OptionError, UnsupportedError
 from tdstore.types import Path, path_text
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ ColumnValues: TypeAlias = "Tensor | list[Any] | dict[str, ColumnValues]"
 """The contents of a column: a tensor, a value per row, or the columns of a struct."""
 _NAT = -(2**63)
 """The number of a missing date in numpy and pandas."""
+VALUES = 4096
+"""The number of values that are in memory at a time while the type of a column is inferred."""
 
 
 def from_arrow(
@@ -39,8 +41,9 @@ def from_arrow(
     batch_size: Any = None,
     separator: str | None = None,
     dtype: torch.dtype | None = None,
+    nested: bool = False,
 ) -> TensorDict:
-    """Make a TensorDict from the columns of an Arrow table or record batch, one row per batch position.
+    """Make a TensorDict from the columns of a table that Arrow can import, one row per batch position.
 
     Numbers without gaps, in one chunk, share the table's memory (writing to them changes the table), unless that is
     read-only, as of a mapped file; lists of one length become feature dimensions of them, structs nested TensorDicts.
@@ -48,7 +51,8 @@ def from_arrow(
     row, None where it is missing. So are integers with gaps and dates that do not fit into those.
 
     Args:
-        table: the table or record batch.
+        table: a table or record batch of pyarrow, or an object that exports one by the C data interface
+            (`__arrow_c_stream__`, `__arrow_c_array__`): frames of polars, relations of duckdb and others.
         auto_batch_size: whether each level gets the largest batch size that its entries share, instead of one batch
             dimension over the rows.
         batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
@@ -56,9 +60,11 @@ def from_arrow(
         batch_size: the batch size; default: the number of rows.
         separator: splits the names of columns into nested keys.
         dtype: the dtype of every tensor; default: that of the column.
+        nested: whether lists of numbers that differ in length become a nested tensor (layout `torch.jagged`).
 
     Raises:
         InvalidArgumentError: two columns have one name, or both `batch_size` and `auto_batch_size`.
+        InvalidTypeError: `table` is no table.
         UnsupportedError: a column has a type that Arrow itself cannot convert to values.
 
     Example:
@@ -66,8 +72,9 @@ def from_arrow(
         >>> from_arrow(pyarrow.table({"a": [1, 2], "s": ["x", "y"]}))["a"]
         tensor([1, 2])
     """
+    table = _table_of(table)
     refuse_twice(table.schema.names)
-    entries = {name: _named_column(name, table.column(i)) for i, name in enumerate(table.schema.names)}
+    entries = {name: _named_column(name, table.column(i), nested) for i, name in enumerate(table.schema.names)}
     return of_columns(entries, table.num_rows, auto_batch_size, batch_dims, device, batch_size, separator, dtype)
 
 
@@ -79,10 +86,41 @@ def refuse_twice(names: Iterable[str]) -> None:
         raise InvalidArgumentError(f"two columns have the same name, {twice!r}: rename one of {names}")
 
 
-def _named_column(name: str, column: Any) -> Any:
+def exports_arrow(obj: Any) -> bool:
+    """Check whether an object exports a table or a column by Arrow's C data interface."""
+    return not isinstance(obj, type) and (hasattr(obj, "__arrow_c_stream__") or hasattr(obj, "__arrow_c_array__"))
+
+
+def imported(obj: Any) -> pa.Table | pa.ChunkedArray:
+    """Import an object that exports by the C data interface: a table, or a chunked array if it is one column."""
+    arrow = packages.pyarrow()
+    found = arrow.chunked_array(obj if hasattr(obj, "__arrow_c_stream__") else [arrow.array(obj)])
+    return arrow.Table.from_struct_array(found) if arrow.types.is_struct(found.type) else found
+
+
+def _table_of(obj: Any) -> Any:
+    arrow = packages.pyarrow()
+    if isinstance(obj, (arrow.Table, arrow.RecordBatch)):
+        return obj
+    if isinstance(obj, Container) or not exports_arrow(obj):
+        raise InvalidTypeError(
+            f"from_arrow takes Arrow tables and objects that export one (__arrow_c_stream__), not a "
+            f"{type(obj).__name__}",
+            hint="tdstore.from_any converts other objects",
+        )
+    found = imported(obj)
+    if isinstance(found, arrow.Table):
+        return found
+    raise InvalidTypeError(
+        f"a {type(obj).__name__} is one column, and entries of a TensorDict have names",
+        hint="tdstore.from_any makes a tensor of it",
+    )
+
+
+def _named_column(name: str, column: Any, nested: bool) -> Any:
     arrow = packages.pyarrow()
     try:
-        return column_values(column)
+        return column_values(column, nested)
     except (arrow.ArrowInvalid, arrow.ArrowNotImplementedError) as error:
         raise UnsupportedError(
             f"the column {name!r}, of type {column.type}: {error}", hint="cast it or leave it out"
@@ -120,8 +158,13 @@ def _entries(columns: Mapping[Any, Any], dtype: torch.dtype | None, separator: s
     return out
 
 
-def column_values(column: Any) -> ColumnValues:
-    """Convert a column to a tensor, a list of a value per row, or a dict of columns."""
+def column_values(column: Any, nested: bool = False) -> ColumnValues:
+    """Convert a column to a tensor, a list of a value per row, or a dict of columns.
+
+    Args:
+        column: an array or a chunked array.
+        nested: whether lists of numbers that differ in length become a nested tensor.
+    """
     arrow = packages.pyarrow()
     if isinstance(column, arrow.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else arrow.concat_arrays(column.chunks or [_nothing(column)])
@@ -129,13 +172,15 @@ def column_values(column: Any) -> ColumnValues:
     if isinstance(column, arrow.ExtensionArray):
         return _extension_values(column, arrow)
     if types.is_dictionary(kind):
+        if types.is_string_view(kind.value_type) or types.is_binary_view(kind.value_type):  # Arrow decodes no views
+            return _values(column)
         return column_values(column.dictionary_decode())
     if types.is_struct(kind):
         names = [kind.field(i).name for i in range(kind.num_fields)]
         refuse_twice(names)
-        return {name: column_values(part) for name, part in zip(names, column.flatten(), strict=True)}
+        return {name: column_values(part, nested) for name, part in zip(names, column.flatten(), strict=True)}
     if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind):
-        return _list_values(column, arrow)
+        return _list_values(column, arrow, nested)
     if types.is_temporal(kind):
         return _dates(column, arrow)
     if types.is_decimal(kind):
@@ -181,8 +226,8 @@ def _values(column: Any) -> list[Any]:
     return values
 
 
-def _list_values(column: Any, arrow: Any) -> Tensor | list[Any]:
-    """Convert lists of one length to a dimension of a tensor; others to a list per row."""
+def _list_values(column: Any, arrow: Any, nested: bool) -> Tensor | list[Any]:
+    """Convert lists of one length to a dimension of a tensor; others to a nested tensor or to a list per row."""
     if column.null_count:
         return _values(column)
     if arrow.types.is_fixed_size_list(column.type):
@@ -190,10 +235,20 @@ def _list_values(column: Any, arrow: Any) -> Tensor | list[Any]:
     else:
         widths = set(column.value_lengths().to_pylist())
         if len(widths) != 1:
-            return _values(column)
+            return _jagged(column, arrow) if nested and widths else _values(column)
         width = widths.pop()
     inner = column_values(column.flatten())
     return inner.reshape(len(column), width, *inner.shape[1:]) if isinstance(inner, Tensor) else _values(column)
+
+
+def _jagged(column: Any, arrow: Any) -> Tensor | list[Any]:
+    """Convert lists of numbers of different lengths to a nested tensor; other lists to a list per row."""
+    inner = column_values(column.flatten())
+    if not isinstance(inner, Tensor):
+        return _values(column)
+    lengths = torch.from_numpy(column.value_lengths().to_numpy(zero_copy_only=False).astype("int64"))
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    return torch.nested.nested_tensor_from_jagged(inner, offsets)
 
 
 def _dates(column: Any, arrow: Any) -> Tensor | list[Any]:
@@ -216,21 +271,32 @@ def _dates(column: Any, arrow: Any) -> Tensor | list[Any]:
 # -- and back ----------------------------------------------------------------------------------
 
 
-def to_arrow(td: Any, separator: str | None = None, types: Mapping[Path, Any] | None = None) -> pa.Table:
+def to_arrow(
+    td: Any, separator: str | None = None, types: Mapping[Path, Any] | None = None, tensors: bool = False
+) -> pa.Table:
     """Convert to an Arrow table of a row per element of the first batch dimension, see `TensorDict.to_arrow`.
 
     Args:
         td: the TensorDict.
         separator: joins the keys of nested entries to the names of columns; None makes structs of nested entries.
         types: the types of values that are not tensors, by path; default: inferred from these rows.
+        tensors: whether rows of several dimensions are fixed-shape tensors instead of lists in lists.
     """
     td = with_rows(td, "a table")
-    refuse_ragged(td, "a table")
-    arrays = _arrays(td._resident(), (), td.batch_size[0], types or {}, separator)
-    return packages.pyarrow().table(arrays)
+    form = _Form(td.batch_size[0], types or {}, separator, tensors)
+    return packages.pyarrow().table(_arrays(with_jagged(td), (), form))
 
 
-def _arrays(td: Any, prefix: Path, rows: int, types: Mapping[Path, Any], separator: str | None) -> dict[str, Any]:
+class _Form(NamedTuple):
+    """The number of rows, and the arguments of `to_arrow`."""
+
+    rows: int
+    types: Mapping[Path, Any]
+    separator: str | None
+    tensors: bool
+
+
+def _arrays(td: Any, prefix: Path, form: _Form) -> dict[str, Any]:
     arrow = packages.pyarrow()
     out: dict[str, Any] = {}
     for key, value in td.items():
@@ -238,16 +304,21 @@ def _arrays(td: Any, prefix: Path, rows: int, types: Mapping[Path, Any], separat
         if key in out:
             raise column_twice(key)
         if isinstance(value, Container):
-            below = _arrays(value._resident(), path, rows, types, separator)
-            if separator is not None:
+            below = _arrays(value._resident(), path, form)
+            if form.separator is not None:
                 for name, array in below.items():
-                    out[joined(out, key, name, separator)] = array
+                    out[joined(out, key, name, form.separator)] = array
             elif below:  # files cannot hold a struct of nothing
                 out[key] = arrow.StructArray.from_arrays(list(below.values()), list(below))
+        elif td._kind(key) == VALUE and td._is_unbatched(key):
+            raise UnsupportedError(
+                f"entry {path_text(path)} is one tensor for all rows, and a column has a cell for each",
+                hint="exclude the key, or save it beside the table",
+            )
         elif isinstance(value, Tensor):
-            out[key] = _array(value, path)
+            out[key] = _array(value, path, form.tensors)
         else:
-            out[key] = _value_array(value, path, rows, types.get(path))
+            out[key] = _value_array(value, path, form.rows, form.types.get(path))
     return out
 
 
@@ -264,14 +335,23 @@ def column_twice(column: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"two entries would have the column {column!r}: choose another separator")
 
 
-def _array(tensor: Tensor, path: Path) -> Any:
+def _array(tensor: Tensor, path: Path, tensors: bool) -> Any:
     arrow = packages.pyarrow()
-    tensor = exactly(tensor, path).contiguous()
+    tensor = exactly(tensor, path)
     if tensor.is_complex():
         raise UnsupportedError(
             f"entry {path_text(path)}: Arrow has no complex numbers", hint="torch.view_as_real() makes two of each"
         )
+    if tensor.is_nested:
+        rows: Any = tensor  # torch types no methods of nested tensors
+        rows = rows if rows.lengths() is None else rows.contiguous()
+        return arrow.LargeListArray.from_arrays(rows.offsets().numpy(), _array(rows.values(), path, tensors))
+    tensor = tensor.contiguous()
     array = arrow.array(tensor.flatten().numpy())
+    shape, width = tensor.shape[1:], tensor.shape[1:].numel()
+    if tensors and len(shape) > 1 and width:
+        cells = arrow.FixedSizeListArray.from_arrays(array, width)
+        return arrow.ExtensionArray.from_storage(arrow.fixed_shape_tensor(array.type, shape), cells)
     for at in range(tensor.ndim - 1, 0, -1):
         if not math.prod(tensor.shape[: at + 1]):
             kind = arrow.list_(array.type, tensor.shape[at])
@@ -293,9 +373,7 @@ def _value_array(value: NonTensor, path: Path, rows: int, kind: Any) -> Any:
     try:
         return arrow.array(values, kind)
     except (arrow.ArrowInvalid, arrow.ArrowTypeError, arrow.ArrowNotImplementedError, OverflowError) as error:
-        raise UnsupportedError(
-            f"the values {path_text(path)} do not fit into one column: {error}", hint="exclude the key"
-        ) from error
+        raise _no_column(path, error) from error
 
 
 def row_values(value: NonTensor, rows: int) -> list[Any]:
@@ -314,6 +392,23 @@ def value_types(td: Any, prefix: Path = ()) -> dict[Path, Any]:
         if kind == GROUP:
             out.update(value_types(td._raw(key), path))
         elif kind != LEAF:
-            value = td._raw(key)
-            out[path] = _value_array(value, path, 1, None).type
+            out[path] = _type_of_all(td._raw(key), path)
     return out
+
+
+def _type_of_all(value: NonTensor, path: Path) -> Any:
+    """Infer the type that holds all values, some thousand of which are in memory at a time."""
+    arrow = packages.pyarrow()
+    if isinstance(value, NonTensorData) or not value.batch_dims or len(value) <= VALUES:
+        return _value_array(value, path, 1, None).type
+    parts = (value[at : at + VALUES] for at in range(0, len(value), VALUES))
+    kinds = {_value_array(part, path, VALUES, None).type for part in parts}
+    try:
+        schemas = [arrow.schema([("value", kind)]) for kind in kinds]
+        return arrow.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except arrow.ArrowException as error:
+        raise _no_column(path, error) from error
+
+
+def _no_column(path: Path, error: BaseException) -> UnsupportedError:
+    return UnsupportedError(f"the values {path_text(path)} do not fit into one column: {error}", hint="exclude the key")

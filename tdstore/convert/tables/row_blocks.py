@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tdstore.container.core.container import GROUP, LEAF
+from tdstore.container.core.container import GROUP, LEAF, Container
 from tdstore.errors import BatchSizeError
 from tdstore.index.shapes import common_prefix
 from tdstore.io.blocks import row_ranges
@@ -60,3 +60,42 @@ def refuse_ragged(td: Any, what: str) -> None:
             raise BatchSizeError(
                 f"{what}: the rows of entry {key!r} differ in shape", hint="call td.to_padded_tensor() first"
             )
+
+
+def with_jagged(td: Any) -> TensorDictBase:
+    """Read a TensorDict into memory; rows of different lengths in a lazy stack become nested tensors.
+
+    Raises:
+        BatchSizeError: the rows of an entry differ in another dimension than their first.
+    """
+    if not _check_ragged(td):
+        resident: TensorDictBase = td._resident()
+        return resident
+    made: TensorDictBase = Container._resident_class(batch_size=td.batch_size[:1])
+    for key in td._first_keys():
+        kind = td._kind(key)
+        if kind == GROUP:
+            made.set(key, with_jagged(td._raw(key)))
+        elif kind == LEAF and -1 in td._leaf_shape(key) and isinstance(td, Container._stack_class):
+            made.set(key, td._raw_as(key, as_nested_tensor=True))
+        else:
+            made.set(key, td._raw(key))
+    return made
+
+
+def _check_ragged(td: Any) -> bool:
+    """Return whether rows of a lazy stack differ in length; raise an error for other differences of rows."""
+    found = False
+    for key in td._first_keys():
+        kind = td._kind(key)
+        if kind == GROUP:
+            found |= _check_ragged(td._raw(key))
+        elif kind == LEAF and -1 in (shape := td._leaf_shape(key)):
+            stack = isinstance(td, Container._stack_class)
+            if tuple(shape[1:2]) != (-1,) or -1 in shape[2:] or (stack and td._stack_dim):
+                raise BatchSizeError(
+                    f"a table: the rows of entry {key!r} differ in more than their length",
+                    hint="call td.to_padded_tensor() first",
+                )
+            found |= stack
+    return found
