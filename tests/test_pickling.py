@@ -131,6 +131,19 @@ def test_memory_without_a_name_is_shared_with_children():
     assert pickle.loads(ForkingPickler.dumps(example().memmap()))["a"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("part", [3, slice(2), [0, 2]], ids=str)
+def test_rows_of_shared_memory_are_pickled_without_the_rest_of_it(part):
+    td = TensorDict({"a": torch.arange(100_000), "n": TensorDict({"b": torch.arange(100_000)}, [100_000])}, [100_000])
+    rows = td.share_memory_()[part]
+    data = pickle.dumps(rows)
+    back = pickle.loads(data)
+    assert len(data) < 3000
+    assert torch.equal(back["a"], rows["a"]) and torch.equal(back["n", "b"], rows["n", "b"])
+    through = pickle.loads(ForkingPickler.dumps(td[:2]))
+    td["a"][1] = 7
+    assert through["a"].tolist() == [0, 7]  # a process of multiprocessing sees the memory itself
+
+
 def test_memory_mapped_tensors(tmp_path):
     named = MemoryMappedTensor.from_tensor(torch.arange(3), filename=tmp_path / "x.memmap")
     assert len(pickle.dumps(named)) < 1000

@@ -468,7 +468,7 @@ class BindingMixin(ResidentTree):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._binding is not None and self._state & (MAPPED | SHARED) and self._binding[0].pickles_by_name():
             return self._reference()
-        return self._by_value()
+        return self._by_value(alone=True)
 
     def _to_process(self) -> tuple[Any, ...]:
         """Reduce as `__reduce__`, for a `multiprocessing` process: memory without a name can be sent to it."""
@@ -485,10 +485,13 @@ class BindingMixin(ResidentTree):
         parts = (handle, path, self.is_locked, self._device, self._state & THROUGH)
         return rebuild, ("TensorDict.stored", *parts)
 
-    def _by_value(self) -> tuple[Any, ...]:
+    def _by_value(self, *, alone: bool = False) -> tuple[Any, ...]:
+        """Reduce to the entries; `alone` leaves behind what else is in their shared memory."""
         if is_one_buffer(self):
             return reduced(self)
         data = dict(self._data)
+        if alone and self._binding is None and self._state & SHARED:
+            data = {key: _alone(leaf) for key, leaf in data.items()}
         if self._binding is not None:  # else all of the memory that they are views of would go with each
             data = {key: leaf.clone() if isinstance(leaf, Tensor) else leaf for key, leaf in data.items()}
         else:
@@ -496,6 +499,13 @@ class BindingMixin(ResidentTree):
         parts = (data, self._batch_size, self._device, self._names, self.is_locked)
         cls = None if type(self) is self._resident_class else type(self)
         return rebuild, ("TensorDict", cls, *parts)
+
+
+def _alone(leaf: Any) -> Any:
+    """Return a copy of a tensor that is a part of a larger memory: torch pickles all of that memory."""
+    if type(leaf) is not Tensor or leaf.requires_grad or leaf.layout is not torch.strided:
+        return leaf
+    return leaf.clone() if leaf.untyped_storage().nbytes() > leaf.nbytes else leaf
 
 
 def _leaves_of(handle: StoreHandle, path: Path, keys: Any) -> list[Path]:
