@@ -355,6 +355,34 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         return self
 
     # -- copies ------------------------------------------------------------------------------
+    def replace(self, *args: Any, **kwargs: Any) -> Self:
+        """Copy the structure around the same parameters, with some entries replaced by what is given.
+
+        Tensors are not made parameters: one that was computed keeps its graph, so that gradients flow through it.
+
+        Args:
+            *args, **kwargs: those of `TensorDict.replace`.
+
+        Returns:
+            One of this class in which nothing that is set later becomes a parameter; self where nothing is given.
+
+        Raises:
+            BatchSizeError: a new entry does not have the batch size.
+
+        Example:
+            >>> params = TensorDictParams(TensorDict({"a": torch.ones(2), "b": torch.ones(2)}))
+            >>> new = params.replace(a=params["a"] * 2)
+            >>> [name for name, _ in new.named_parameters()], new["a"].grad_fn is not None
+            (['b'], True)
+        """
+        entries = self._with_leaves(iter(self._leaf_list()))
+        replaced = entries.replace(*args, **kwargs)
+        if replaced is entries:
+            return self
+        made = self._around(replaced)
+        made.no_convert = True  # what is set later must not make parameters of these
+        return made
+
     def clone(self, recurse: bool = True) -> Self:
         """Copy with copied parameters and buffers, or (`recurse=False`) with the same ones."""
         return self._of_leaves(lambda leaf: leaf.detach().clone() if recurse else leaf)

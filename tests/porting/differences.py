@@ -65,6 +65,8 @@ CLAIMS: list[tuple[str, str, str]] = [
         "['t']",
     ),
     ("moved in place", "td.to_h5('f.h5').memmap_('d')['a'].sum().item()", "3.0"),
+    ("taken, without effect", "h = td.to_h5('f.h5'); h.batch_size = [5]", "RuntimeError"),
+    ("of a locked HDF5 TensorDict", "td.to_h5('f.h5').lock_().rename_key_('a', 'q')", "RuntimeError"),
     ("a lazy stack of its elements", "type(M.lazy_stack([td, td]).to_h5('f.h5')).__name__", "LazyStackedTensorDict"),
     # -- writes
     (
@@ -105,7 +107,28 @@ CLAIMS: list[tuple[str, str, str]] = [
     ("comparisons keep names", "(T({'a': torch.ones(3)}, [3], names=['t']) == 1).names", "['t']"),
     ("torch's functions of one TensorDict", "torch.exp(td * 0)['a'].sum().item()", "3.0"),
     ("Arithmetic works under `torch.vmap`", "torch.vmap(lambda t: t + 1)(td)['a'].sum().item()", "6.0"),
+    (
+        "the function sees a TensorDict",
+        "rows = M.lazy_stack([T({'a': torch.ones(2)}), T({'a': torch.ones(2)})]); seen = []\n"
+        "torch.vmap(lambda t: (seen.append(type(t).__name__), t['a'])[1])(rows); seen[0]",
+        "TensorDict",
+    ),
+    (
+        "is over its elements",
+        "M.lazy_stack([T({'x': torch.ones(1)}, [1]) for _ in range(2)]).softmax(0)['x'].flatten().tolist()",
+        "[0.5, 0.5]",
+    ),
     # -- values and tensorclasses
+    (
+        "and one batch dimension",
+        "M.NonTensorStack(M.NonTensorStack('a', 'b'), M.NonTensorStack('c')).batch_size",
+        "torch.Size([2])",
+    ),
+    (
+        'the first row is `["a", "a"]`',
+        "row = M.NonTensorStack(M.NonTensorData('a', batch_size=[2]), M.NonTensorStack('c', 'd'))[0]; row.data",
+        "['a', 'a']",
+    ),
     (
         "Complex numbers become tensors",
         "T({'z': 1j})['z'].dtype if isinstance(T({'z': 1j})['z'], torch.Tensor) else 'value'",

@@ -8,8 +8,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils._pytree import tree_leaves
 
-from tdstore.errors import InvalidStateError
+from tdstore.errors import InvalidStateError, UnevenError
 
 
 def is_uninitialized(value: object) -> bool:
@@ -92,6 +93,49 @@ class MappedUninitialized(UninitializedParameter):
         """Return the tensor that vmap maps over, once the stack has a shape."""
         found: Tensor = torch._C._functorch._add_batch_dim(self.stack, 0, self.level)
         return found
+
+
+class MappedUneven(UninitializedBuffer):
+    """An entry of a lazy stack that cannot be stacked, in a function that `torch.vmap` maps over the stack.
+
+    It may be there as long as nothing computes with it.
+
+    Args:
+        message: of the error that any use of it raises.
+    """
+
+    message: str
+
+    def __new__(cls, message: str) -> Self:
+        made: Any = super().__new__(cls)
+        made.message = message
+        return made  # type: ignore[no-any-return]
+
+    def refused(self) -> UnevenError:
+        """Return the error of a use."""
+        return UnevenError(self.message, hint="leave the entry alone in the mapped function, or exclude it")
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        """Raise an UnevenError: there is none."""
+        raise self.refused()
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _DESCRIPTIONS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, cls):
+                raise value.refused()
+        return NotImplemented
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return "MappedUneven()"
+
+
+_DESCRIPTIONS = {vars(torch._C.TensorBase)[name].__get__ for name in ("device", "dtype", "requires_grad", "layout")}
+"""What printing and copying of containers asks a tensor for."""
 
 
 def stack_uninitialized(column: Sequence[Any]) -> Tensor:

@@ -7,7 +7,7 @@ box of tensors, its leaves, which is opened on the other side.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 from tdstore.container.core.container import Container
 from tdstore.container.core.tensorclasses import Typed
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
-from tdstore.container.entries.uninitialized import MappedUninitialized, StackedMixin, is_uninitialized
+from tdstore.container.entries.uninitialized import MappedUneven, MappedUninitialized, StackedMixin, is_uninitialized
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
-from tdstore.errors import InvalidArgumentError, UnsupportedError
+from tdstore.errors import InvalidArgumentError, UnevenError, UnsupportedError
 from tdstore.index.shapes import as_dim
 from tdstore.index.tracing import mapping
 from tdstore.types import Path
@@ -34,6 +34,8 @@ class Form:
     locked: bool = False
     stacks: dict[Path, int] = field(default_factory=dict)
     """The stack dimension of each, by path."""
+    uneven: bool = False
+    """There are entries that cannot be stacked: inside, nothing is taken apart into elements again."""
 
     @classmethod
     def of(cls, td: Any) -> Form:
@@ -105,11 +107,38 @@ def _box(td: Any, dim: int | None, inward: bool) -> Box:
             hint="call to_tensordict() first",
         )
     form = Form.of(td)
+    if isinstance(td, Container._stack_class):
+        td, uneven = _dense(td)
+        if uneven:
+            form = replace(form, uneven=True)
     td = td._resident()._in_rows()
     leaves: list[Any] = []
     td._collect(leaves, plain=False)
     parts = [leaf for leaf in leaves if is_batched(leaf) and not is_uninitialized(leaf)]
     return Box(td, dim, parts or [torch.empty(()).expand(td._batch_size)], form)
+
+
+def _dense(stack: Any) -> tuple[Any, bool]:
+    """Stack the elements. Entries that cannot be stacked are errors when they are used; say whether there are any."""
+    try:
+        return stack._resident(), False
+    except UnevenError:
+        if -1 in stack.batch_size:
+            raise
+    uneven = {}
+    for key in stack.keys(True, True):
+        try:
+            stack.get(key)
+        except UnevenError as error:
+            uneven[key] = error.args[0]
+    made = stack.exclude(*uneven)._resident()
+    for key, message in uneven.items():
+        *above, last = (key,) if isinstance(key, str) else key
+        node = made
+        for name in above:
+            node = node._data[name]
+        node._data[last] = MappedUneven(message)
+    return made, True
 
 
 def _open(box: Box, inward: bool, restacked: bool) -> Any:
@@ -130,7 +159,7 @@ def _open(box: Box, inward: bool, restacked: bool) -> Any:
     if isinstance(td, UnbatchedTensor):
         return td.for_batch(torch.Size(batch))
     made = _rebuilt(td, torch.Size(batch), iter(box.parts), dim)
-    for path, old in box.form.stacks.items():
+    for path, old in ({} if box.form.uneven else box.form.stacks).items():
         made = _stacked_at(made, path, _stack_dim(old, dim, inward, restacked and not path))
     if restacked and dim is not None and () not in box.form.stacks and len(batch) == 1 and _is_resident(made):
         made = made.to_lazystack(0)
@@ -180,7 +209,11 @@ def _awaits_shape(value: object) -> bool:
 
 
 def _mapped_later(key: str, value: Any, inward: bool) -> Any:
-    """Return a stacked parameter that gets its shape within vmap."""
+    """Return a stacked parameter that gets its shape within vmap, or what cannot be stacked and is not used."""
+    if isinstance(value, MappedUneven):
+        if inward:
+            return value
+        raise value.refused()
     level = torch._C._functorch.maybe_current_level()
     if level is None or not inward or not isinstance(value, StackedMixin):
         raise UnsupportedError(
@@ -211,6 +244,9 @@ def _boxed(tree: Any, dims: Any, inward: bool) -> Any:
     """Return the tree with its TensorDicts in boxes, and the dimensions for it."""
     values, spec = pytree.tree_flatten(tree, is_leaf=_is_container)
     if not inward:
+        for value in values:
+            if isinstance(value, MappedUneven):
+                raise value.refused()
         values = [_with_rows(v) if isinstance(v, (Container, UnbatchedTensor)) else v for v in values]
     if not any(isinstance(v, (Container, UnbatchedTensor)) for v in values):
         return tree, dims
@@ -236,6 +272,8 @@ def _boxed(tree: Any, dims: Any, inward: bool) -> Any:
 
 def _is_batchless(td: Any) -> bool:
     """Check whether a TensorDict has tensors and no batch dimensions at any level: its leaves are mapped over."""
+    if td.batch_dims:
+        return False
     nested = [td, *(v for _, v in td.items(True) if isinstance(v, Container))]
     return not any(node.batch_dims for node in nested) and any(True for _ in td.keys(True, True))
 

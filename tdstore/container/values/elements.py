@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -150,3 +150,12 @@ class Elements:
         made = result = made.own()
         made._pool[:] = map(copied, made._pool)
         return result
+
+
+def evened(values: Sequence[Any], dim: int) -> Sequence[Any]:
+    """Return what a stack is made of: stacks of other lengths as lists, since a dimension has one length."""
+    if dim or not values or not all(isinstance(value, Elements) for value in values):
+        return values
+    sizes = {tuple(value.batch_size) for value in values}
+    uneven = len(sizes) > 1 and len(set(map(len, sizes))) == 1
+    return [value.tolist() for value in values] if uneven else values

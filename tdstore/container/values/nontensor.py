@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tdstore.container.values import typed_metadata
 from tdstore.container.values.codecs import to_plain
-from tdstore.container.values.elements import Element, Elements
+from tdstore.container.values.elements import Element, Elements, evened
 from tdstore.container.values.equality import alike, equal
 from tdstore.container.values.lazy_gather import (
     MANY,
@@ -349,7 +349,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
     def __init__(
         self, *values: Any, stack_dim: int = 0, batch_size: Any = None, device: object = None, names: object = None
     ) -> None:
-        rows = [v if isinstance(v, NonTensor) else NonTensorData(v) for v in values]
+        rows = [v if isinstance(v, NonTensor) else NonTensorData(v) for v in evened(values, stack_dim)]
         made = merge(rows, lambda parts: torch.stack(parts, stack_dim)) if rows else None
         self._pool: Any = made._pool if isinstance(made, NonTensorStack) else []
         self._at: Tensor = made._at if isinstance(made, NonTensorStack) else torch.arange(0)
