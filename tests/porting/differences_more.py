@@ -1,0 +1,140 @@
+"""More claims of the page of differences, as in `differences`."""
+
+from __future__ import annotations
+
+MORE: list[tuple[str, str, str]] = [
+    ("the same after `expand` or `pad`", "named.expand(2, 3)['s']", "text"),
+    ("a TensorDict takes no attributes of its own", "td.note = 1", "AttributeError"),
+    ("text in an array is one value per row", "T({'s': np.array(['a', 'b'])}, [2])[0]['s']", "a"),
+    ("tuples and lists stay what they are", "T({'s': ('a', 'b')})['s']", "('a', 'b')"),
+    ("the second argument is the batch size", "M.NonTensorData('a', [2]).batch_size", "torch.Size([2])"),
+    (
+        "`pad_sequence` keeps the names",
+        "M.pad_sequence([T({'a': torch.ones(n)}, [n], names=['t']) for n in (1, 2)]).names",
+        "[None, 't']",
+    ),
+    ("torch.cat(tds, -3)", "torch.cat([T({'a': torch.ones(2, 3, 4)}, [2, 3])] * 2, -3)", "IndexError"),
+    (
+        "one index takes together",
+        "i = torch.tensor([0, 1]); T({'a': torch.ones(2, 3)}, [2, 3], names=['x', 'y'])[i, i].names",
+        "[None]",
+    ),
+    (
+        "parts of an unflattened one",
+        "T({'a': torch.ones(6)}, [6], names=['x']).unflatten(0, (2, 3)).names",
+        "[None, None]",
+    ),
+    ("Neither do `[..., 0]`", "T({'a': torch.ones(3)}, [])[..., 0]", "IndexError"),
+    ("The batch size of an empty TensorDict counts", "T({}, [3]).view(7).batch_size", "RuntimeError"),
+    (
+        "A lazy stack stays one in `expand`",
+        "type(M.lazy_stack([td, td]).expand(2, 2, 3)).__name__",
+        "LazyStackedTensorDict",
+    ),
+    ("a False mask in a tuple", "M.lazy_stack([td, td])[False, 0].batch_size", "torch.Size([0, 3])"),
+    ("a bad index of one is an `IndexError`", "M.lazy_stack([td, td])[1.5]", "IndexError"),
+    ("An order with a text", "(named < 'a')", "TypeError"),
+    ("Arithmetic keeps empty nested TensorDicts", "'e' in (T({'a': torch.ones(2), 'e': {}}, [2]) + 1)", "True"),
+    ("`is_floating_point()` is False", "named.get('s').is_floating_point()", "False"),
+    ("is one list for each row", "T({'s': [['a', 'b'], ['c', 'd']]}, [2])[0]['s']", "['a', 'b']"),
+    ("A list of dicts given to `from_any`", "type(T.from_any([{'a': 1}, {'a': 2}])).__name__", "LazyStackedTensorDict"),
+    (
+        "are a nested tensor; there torch's error",
+        "T({'j': torch.nested.nested_tensor([torch.ones(n) for n in (1, 2, 3)], layout=torch.jagged)}, "
+        "[3])[1:3]['j'].is_nested",
+        "True",
+    ),
+    ("no `append`", "hasattr(M.NonTensorStack('a'), 'append')", "False"),
+    (
+        "`pad`, `max`, `min` and `set_at_` keep the class",
+        "C = M.tensorclass(type('C', (), {'__annotations__': {'x': torch.Tensor}})); type(M.pad(C(torch.ones(2), "
+        "batch_size=[2]), [0, 1])).__name__",
+        "C",
+    ),
+    (
+        '`"x" in obj` is True',
+        "C = M.tensorclass(type('C', (), {'__annotations__': {'x': torch.Tensor}})); 'x' in C(torch.ones(2), "
+        "batch_size=[2])",
+        "True",
+    ),
+    ("writes into the leaves of a locked `td`", "td.lock_().apply(lambda x: x + 1, out=td)['a'].sum().item()", "6.0"),
+    ("refuses keywords that it does not have", "td.apply(lambda x: x, inplce=True)", "TypeError"),
+    ("`assert_close` compares values", "M.assert_close(T({'s': 'a'}), T({'s': 'b'}))", "AssertionError"),
+    (
+        "`NonTensorData.where` chooses",
+        "M.NonTensorData('a').where(torch.tensor(False), M.NonTensorData('b')).data",
+        "b",
+    ),
+    ("An entry that is missing has no `entry_class`", "td.entry_class('zz')", "KeyError"),
+    ("is no operand", "td + [1, 2]", "TypeError"),
+    ("an update with what is no mapping", "td.update(5)", "TypeError"),
+    ("An update without entries changes nothing, so that a lock", "td.lock_().update({}) is td", "True"),
+    (
+        "Keys stay in the order",
+        "h = T({'b': torch.ones(1), 'a': torch.ones(1)}).to_h5('f.h5'); list(h.keys())",
+        "['b', 'a']",
+    ),
+    (
+        "`clone()` of a value that has no copy",
+        "import threading; type(T({'l': M.NonTensorData(threading.Lock())}).clone()['l']).__name__",
+        "lock",
+    ),
+    (
+        "`state_dict()` of what `share_memory_()` moved",
+        "s = td.share_memory_().state_dict(); s['a'].data_ptr() != td['a'].data_ptr()",
+        "True",
+    ),
+    ("the class of `h5[0]`", "type(td.to_h5('f.h5')[0]).__name__", "PersistentTensorDict"),
+    ("`h5.clone()`", "type(td.to_h5('f.h5').clone()).__name__", "TensorDict"),
+    ("`td.saved_path`", "type(td.memmap('d').saved_path).__mro__[1].__name__", "str"),
+    ("read-only `h5py.File`", "td.to_h5('f.h5').file.mode", "r"),
+    ("`flatten_keys(inplace=True)`", "list(nested.to_h5('f.h5').flatten_keys(inplace=True).keys())", "['n.a', 'n.b']"),
+    ("`exclude`", "list(two.to_h5('f.h5').exclude('a').keys())", "['b']"),
+    ("`permute`", "two.to_h5('f.h5').permute(0).batch_size", "torch.Size([3])"),
+    ("`unsqueeze`", "two.to_h5('f.h5').unsqueeze(0).batch_size", "torch.Size([1, 3])"),
+    (
+        "one value and rows of values never differ",
+        "bool((T({'s': 'a'}, [2]) == T({'s': ['a', 'c']}, [2])).all())",
+        "False",
+    ),
+    ("is ignored where missing keys are", "list(td.exclude(('a', 'deeper')).keys())", "['a']"),
+    ("takes what `update` takes", "td.update({'s': 'x'}, clone=True)['s']", "x"),
+    ("a value has at most 500 characters", "500 < len(repr(T({'s': 'x' * 9999}))) < 700", "True"),
+    (
+        "keeps the batch dimensions that a shorter index lacks",
+        "T({'a': torch.ones(2, 3)}, [2, 3]).gather(0, torch.tensor([0])).batch_size",
+        "torch.Size([1, 3])",
+    ),
+    ("They have no lock", "T({'s': M.NonTensorData('a', batch_size=[2])}, [2]).lock_().get('s').is_locked", "False"),
+    ("`permute` names every dimension", "T({'a': torch.ones(2, 3)}, [2, 3]).permute()", "ValueError"),
+    (
+        "of a batch without a dimension of one gives the same batch back",
+        "with td.squeeze() as v:\n    pass\nv is td",
+        "True",
+    ),
+    ("can be viewed, split and chunked", "T({'a': torch.ones(0, 2)}, [0, 2]).view(-1).batch_size", "torch.Size([0])"),
+    ("is False, and what `is_leaf=`", "'n' in nested.keys(True, True)", "False"),
+    (
+        "of an object of a class has its values",
+        "C = M.tensorclass(type('C', (), {'__annotations__': {'x': torch.Tensor, 's': str}})); [k for k, _ in "
+        "C(x=torch.ones(2), s='a', batch_size=[2]).non_tensor_items()]",
+        "['s']",
+    ),
+    ("Values per row move with their rows", "list(T({'s': ['a', 'b']}, [2]).flip(0)['s'])", "['b', 'a']"),
+    (
+        "has each at its row",
+        "list(torch.vmap(lambda t: t)(T({'s': ['x', 'y'], 'a': torch.ones(2)}, [2]))['s'])",
+        "['x', 'y']",
+    ),
+    (
+        "whose unbatched tensors differ is a `MismatchError`",
+        "torch.stack([T({'u': M.UnbatchedTensor(torch.ones(1) * i)}) for i in (1, 2)])",
+        "RuntimeError",
+    ),
+    (
+        "that h5py has open for writing",
+        "import h5py; f = h5py.File('g.h5', 'w'); f['b/x'] = np.ones(3); "
+        "M.PersistentTensorDict(group=f['b'])['x'].sum().item()",
+        "RuntimeError",
+    ),
+]
