@@ -5,10 +5,13 @@ Each scenario runs in a process of its own, because entry points and modules are
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -399,8 +402,8 @@ def test_opener_that_takes_any_option_checks_them_itself(monkeypatch):
         return MemoryStore()
 
     r = Registry()
-    monkeypatch.setattr(r, "_opener", lambda backend: open_any)
-    r.open(MINE, Path("/x"), mode="w", anything=1)
+    monkeypatch.setitem(sys.modules, "openers", SimpleNamespace(open_any=open_any))
+    r.open(dataclasses.replace(MINE, opener="openers:open_any"), Path("/x"), mode="w", anything=1)
     assert taken == {"anything": 1, "mode": "w", "location": "/x"}
 
 

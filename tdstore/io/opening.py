@@ -110,7 +110,7 @@ def _open(backend: Backend, location: str | None, mode: Mode, options: Mapping[s
     try:
         return registry().open(backend, location, mode=mode, **options)
     except StoreNotFoundError:
-        if location is not None and _build_at(location):
+        if isinstance(location, str) and _build_at(location):
             raise unfinished_build(location) from None
         raise
     except DirtyStoreError:

@@ -34,7 +34,7 @@ FORMATS = ("auto", "raw", "zarr", "h5")
 SUFFIXES = {".zarr": "zarr", ".h5": "h5", ".hdf5": "h5", ".he5": "h5"}
 MAGIC = b"\x89HDF\r\n\x1a\n"
 DIRECTORY = "meta.json"
-MARKERS = ("zarr.json", ".zgroup", DIRECTORY)
+MARKERS = (BUILD_PLAN, "zarr.json", ".zgroup", DIRECTORY)
 MARKER_BYTES = 64 << 20
 RAW = ("verify", "single_writer", "object_bytes", "buffer_bytes", "keep_old", "max_bytes", "version")
 
@@ -178,9 +178,12 @@ def _raw_or_found(
                 raise engine.refused from None
             if mode not in ("r", "r+") or (own.get("version") and engine.has(NAME)):
                 raise
-            if engine.has(BUILD_PLAN):
+            if certain:
+                found: str | bytes | None = BUILD_PLAN if engine.has(BUILD_PLAN) else DIRECTORY
+            else:
+                found = look(engine, location, options)
+            if found == BUILD_PLAN:
                 raise unfinished_build(plain) from None
-            found = DIRECTORY if certain else look(engine, location, options)
             if found is None:
                 raise _nothing(error, plain) from None
         _refuse_version("a directory of files" if found == DIRECTORY else "zarr or HDF5", others, plain)

@@ -121,7 +121,7 @@ def test_zarr_and_objects_in_a_bucket(s3):
     options = s3.fsspec_options
     source = TensorDict({"x": torch.arange(12)}, [12])
     for name in ("a.zarr", "a"):
-        place = f"{s3.url}/{name}"
+        place = f"{s3.url}/formats/{name}"
         with ThreadPoolExecutor(2) as executor:
             found = source.map(
                 lambda rows: everything(rows["x"].tolist()),
@@ -132,8 +132,8 @@ def test_zarr_and_objects_in_a_bucket(s3):
             )
         assert_everything(found, 12)
         found.close()
-    keys = [o["Key"] for o in s3.client().list_objects_v2(Bucket=s3.bucket)["Contents"]]
-    assert not [key for key in keys if "build" in key]
+    keys = [o["Key"] for o in s3.client().list_objects_v2(Bucket=s3.bucket, Prefix="formats/")["Contents"]]
+    assert keys and not [key for key in keys if "build" in key]
 
 
 def test_options_of_a_place_need_a_place(tmp_path):
