@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import tdstore
+from tdstore.errors import InvalidTypeError
 
 Entry = tuple[tuple[int, ...], torch.dtype]
 """The shape and the dtype of one field."""
@@ -29,7 +30,7 @@ class IFEvalScoreData(tdstore.TensorClass):
         inst_level_loose_acc: bool `[*B, n]`, as the second, for at least one variant of the answer.
 
     Raises:
-        TypeError: a field is missing. BatchSizeError: a value does not start with the batch size.
+        TypeError: a field is missing, or is none of these. BatchSizeError: a value does not start with the batch size.
 
     Example:
         >>> score = IFEvalScoreData(True, [True, False, True], True, [True, True, True])
@@ -48,7 +49,9 @@ class IFEvalScoreData(tdstore.TensorClass):
             value = self.get(name)
             if value is None:
                 setattr(self, name, torch.zeros(*batch, 1, device=self.device))
-            elif isinstance(value, Tensor) and value.ndim == len(batch):
+            elif not isinstance(value, Tensor):
+                raise InvalidTypeError(f"{name} is a tensor, a bool, a list of bools or None, not {value!r:.100}")
+            elif value.ndim == len(batch):
                 setattr(self, name, value.unsqueeze(-1))
 
     @classmethod

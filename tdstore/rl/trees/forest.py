@@ -14,7 +14,7 @@ from tdstore.errors import InvalidArgumentError, KeyNotFoundError
 from tdstore.rl.trees import links, maps
 from tdstore.rl.trees.assembly import Plan, Planner
 from tdstore.rl.trees.links import Key
-from tdstore.rl.trees.maps import DataMap, Node, NodeMap, row_hashes
+from tdstore.rl.trees.maps import DataMap, Node, NodeMap, check_collection, row_hashes
 from tdstore.rl.trees.storing import join
 from tdstore.rl.trees.tree import Tree
 from tdstore.rl.trees.walks import Path
@@ -156,8 +156,9 @@ class MCTSForest:
             return_node: return the tree of the first step.
 
         Raises:
-            KeyError: an entry is missing. IndexError: there is no room. Nothing is added then.
+            KeyError: an entry is missing. IndexError: there is no room. TypeError: no TensorDict. Nothing is added then.
         """
+        check_collection("a rollout", rollout)
         if not len(rollout.batch_size):
             rollout = rollout.unsqueeze(0)
         if len(rollout.batch_size) != 1:
@@ -181,6 +182,7 @@ class MCTSForest:
 
     def add(self, step: Any, *, return_node: bool = False) -> Tree | None:
         """Add one step, of batch size `[]`; see `extend`."""
+        check_collection("a step", step)
         return self.extend(step.unsqueeze(0), return_node=return_node)
 
     # -- queries ---------------------------------------------------------------------------------
@@ -194,6 +196,7 @@ class MCTSForest:
         Raises:
             KeyError: there is none.
         """
+        check_collection("a step", step)
         (pair,) = row_hashes(step.unsqueeze(0), [*self.observation_keys, *self.action_keys])
         if pair not in self.data_map:
             raise KeyNotFoundError("the forest has no step with this observation and this action")
@@ -214,9 +217,11 @@ class MCTSForest:
                 root takes the first step with it, if there is only one.
 
         Raises:
-            KeyError: no step leaves this observation. ValueError: loops of observations make more paths than can be
-                listed; `max_depth` limits them.
+            KeyError: no step leaves this observation. ValueError: `max_depth` is negative, or loops of observations
+                make more paths than can be listed; `max_depth` limits them. TypeError: `root` is no TensorDict.
         """
+        if max_depth is not None and (not isinstance(max_depth, int) or max_depth < 0):
+            raise InvalidArgumentError(f"max_depth is a number of levels, 0 or more, not {max_depth!r}")
         observation = self._observation(root)
         if observation not in self.node_map:
             raise KeyNotFoundError(
@@ -253,6 +258,7 @@ class MCTSForest:
         return nodes[0]
 
     def _observation(self, root: Any) -> int:
+        check_collection("a root", root)
         if len(root.batch_size):
             raise InvalidArgumentError(f"a root has the batch size [], not {list(root.batch_size)}")
         return row_hashes(root.unsqueeze(0), self.observation_keys)[0]

@@ -13,12 +13,19 @@ import torch
 from torch import Tensor
 
 import tdstore
-from tdstore.errors import InvalidArgumentError, KeyNotFoundError, OutOfRangeError
+from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError, OutOfRangeError
 from tdstore.rl.storages import LazyStorage
+from tdstore.rl.storages.tabular import is_collection
 from tdstore.rl.trees.links import Key
 
 if TYPE_CHECKING:
     from tdstore import TensorDictBase
+
+
+def check_collection(what: str, data: Any) -> None:
+    """Raise TypeError unless data is a TensorDict or a tensorclass, of this package or of `tensordict`."""
+    if not is_collection(data):
+        raise InvalidTypeError(f"{what} is a TensorDict, not {type(data).__name__}")
 
 
 def row_hashes(data: Any, keys: Sequence[Key]) -> list[int]:

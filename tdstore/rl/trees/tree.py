@@ -12,6 +12,7 @@ import tdstore
 from tdstore import unwrap_tensorclass
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError, OutOfRangeError
 from tdstore.rl.trees import links, plots, walks
+from tdstore.rl.trees.maps import check_collection
 from tdstore.rl.trees.scores import UCBScore
 from tdstore.rl.trees.specs import full_spec, spec_keys
 from tdstore.rl.trees.storing import StoredTree, identity, is_stack
@@ -282,7 +283,11 @@ class Tree(StoredTree, nocast=True):
             device: of the counters; default: that of `data`.
             batch_size: of the node; default: `[]`.
             specs: the specifications that the node gets.
+
+        Raises:
+            TypeError: `data` is no TensorDict.
         """
+        check_collection("the data of a node", data)
         rest = [key for key in ("action", "next") if data.get(key, None) is not None]
         size, device = () if batch_size is None else batch_size, data.device if device is None else device
         node = cls(
@@ -400,7 +405,13 @@ class Tree(StoredTree, nocast=True):
         return any(_equal(node.node_data, other.node_data) for node in self._nodes())
 
     def fully_expanded(self, env: Any) -> bool:
-        """Check whether there is a child for each action: `env.cardinality(node_data)`, or the number `env`."""
+        """Check whether there is a child for each action: `env.cardinality(node_data)`, or the number `env`.
+
+        Raises:
+            TypeError: `env` is no number and has no `cardinality`.
+        """
+        if not isinstance(env, int) and not hasattr(env, "cardinality"):
+            raise InvalidTypeError(f"env is a number of actions, or has cardinality(), not {type(env).__name__}")
         number = env if isinstance(env, int) else env.cardinality(self.node_data)
         return bool(number == self.num_children)
 
@@ -440,9 +451,15 @@ class Tree(StoredTree, nocast=True):
             discount: what the value is multiplied by for each step towards the root: -1 for two players in turn.
 
         Raises:
-            IndexError: a node on the path has no such child; then nothing is changed.
+            IndexError: a node on the path has no such child. TypeError: the value is no number. ValueError: it has
+                another shape than `wins`. Nothing is changed then.
         """
-        for node in reversed(self.nodes_on_path(path)):
+        if not isinstance(value, (int, float, Tensor)):
+            raise InvalidTypeError(f"value is a number or a tensor, not {type(value).__name__}")
+        nodes = self.nodes_on_path(path)
+        for node in nodes:
+            _check_value(value, node.wins)
+        for node in reversed(nodes):
             _add(node, "count", 1)
             _add(node, "wins", value)
             value = value * discount
@@ -551,12 +568,20 @@ def _equal(one: Any, other: Any) -> bool:
     return True
 
 
+def _check_value(value: float | Tensor, wins: Any) -> None:
+    shape = value.shape if isinstance(value, Tensor) else torch.Size()
+    if isinstance(wins, Tensor) and shape.numel() != 1 and shape != wins.shape:
+        raise InvalidArgumentError(f"value has shape {list(shape)}, and wins has {list(wins.shape)}")
+
+
 def _add(node: Tree, name: str, value: Any) -> None:
     old = getattr(node, name)
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.reshape(())  # a reward often has the shape [1]
     if isinstance(old, Tensor):
         old.add_(value.to(old.dtype) if isinstance(value, Tensor) else value)
     else:
-        setattr(node, name, value if old is None else old + value)
+        setattr(node, name, (0 if old is None else old) + value)
 
 
 TreeTable.grow = Tree.from_table

@@ -50,6 +50,12 @@ def test_i6_a_missing_field_is_named():
         IFEvalScoreData(T, [T], T)
 
 
+@pytest.mark.parametrize("wrong", ["yes", ["a"], {"a": 1}, object()], ids=["str", "list", "dict", "object"])
+def test_a_field_that_is_no_score_is_named(wrong):
+    with pytest.raises(TypeError, match="inst_level_strict_acc is a tensor, a bool"):
+        IFEvalScoreData(T, wrong, T, [T])
+
+
 def test_a_batch_of_one_value_each():
     score = IFEvalScoreData(torch.tensor([T, F]), torch.ones(2, 3, dtype=torch.bool), None, None, batch_size=[2])
     assert shapes(score) == [(2, 1), (2, 3), (2, 1), (2, 1)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 
 import pytest
 import torch
@@ -154,9 +153,7 @@ def test_t6_step_by_step():
 @pytest.mark.parametrize("compact", [True, False])
 def test_t9_a_loop_ends(compact):
     forest = forest_of(([0, 1, 0], [5, 6]))
-    start = time.monotonic()
     tree = forest.get_tree(at(0), compact=compact)
-    assert time.monotonic() - start < 60
     last = list(tree.iter_nodes())[-1]
     assert last.node_data["is_cycle"].item() is True
     assert last.num_children == 0
@@ -254,6 +251,12 @@ def test_unknown_roots_and_bad_input():
         forest.extend(rollout([0, 1], [1]).exclude("next"))
     with pytest.raises(ValueError, match="batch size"):
         forest.extend(torch.stack([rollout([0, 1], [1])] * 2))
+    for call in (forest.extend, forest.add, forest.get_tree, forest.get_child, forest.node, forest.valid_paths):
+        for data in (torch.zeros(2), {"observation": torch.tensor(0)}, 3, None):
+            with pytest.raises(TypeError, match="is a TensorDict, not"):
+                call(data)
+    with pytest.raises(ValueError, match="max_depth"):
+        forest.get_tree(at(0), max_depth=-1)
     assert len(forest) == 1
 
 

@@ -202,6 +202,26 @@ def test_backpropagation_changes_tensors_in_place():
     assert (bare.count, bare.wins, bare.subtree[1].count, bare.subtree[1].wins) == (1, 1.5, 3, 1.5)
 
 
+def test_bad_values_are_not_counted():
+    root = Tree(count=torch.tensor(0), wins=torch.tensor(0.0))
+    root.subtree = tdstore.lazy_stack([Tree(count=torch.tensor(0), wins=torch.tensor(0.0))])
+    for value, error in (("1", TypeError), (None, TypeError), (torch.ones(2), ValueError)):
+        with pytest.raises(error, match="value"):
+            root.backpropagate((0,), value)
+    assert root.count == root.subtree[0].count == root.wins == 0
+    root.backpropagate((0,), torch.ones(1))
+    assert root.wins.shape == () and root.wins == root.subtree[0].wins == 1
+    fresh, value = Tree(), torch.tensor(2.0)
+    fresh.backpropagate((), value)
+    fresh.backpropagate((), 1.0)
+    assert value == 2 and fresh.wins == 3 and fresh.count == 2
+    for wrong in ("x", torch.zeros(2)):
+        with pytest.raises(TypeError, match="is a TensorDict"):
+            Tree.make_node(wrong)
+    with pytest.raises(TypeError, match="cardinality"):
+        root.fully_expanded("all")
+
+
 def test_scores():
     wins, visits, prior = torch.tensor([1.0, 3.0, 0.0]), torch.tensor([1, 4, 0]), torch.tensor([0.5, 0.25, 0.25])
     ucb = ucb_score(wins, visits, 5.0, c=2.0)
