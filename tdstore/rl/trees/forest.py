@@ -156,7 +156,8 @@ class MCTSForest:
             return_node: return the tree of the first step.
 
         Raises:
-            KeyError: an entry is missing. IndexError: there is no room. TypeError: no TensorDict. Nothing is added then.
+            KeyError: an entry is missing. IndexError: there is no room. TypeError: no TensorDict.
+                Nothing is added then.
         """
         check_collection("a rollout", rollout)
         if not len(rollout.batch_size):
