@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -67,6 +68,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what each test uses; the long ones first: one that comes last is waited for by all."""
     tiers.add_markers(items)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collect no garbage while tests are collected, and never walk them later: each `gc.collect()` of a test did."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -126,29 +126,49 @@ def _reached(start: FunctionType | type) -> frozenset[str]:
     todo: list[Any] = [start]
     while todo:
         thing = todo.pop()
-        thing = getattr(thing, "__wrapped__", thing)
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        if trait := trait_of(thing):
-            found.add(trait)
-        elif isinstance(thing, type) and followed(thing.__module__):
-            todo += [getattr(member, "__func__", member) for member in vars(thing).values()]
-        elif isinstance(thing, FunctionType) and followed(thing.__module__):
-            for name, modules in names(thing.__code__):
-                found |= {NAMES[name]} if name in NAMES else set()
-                found |= {trait for trait in [module_trait(name)] if trait and modules}
-                todo += values(name, thing)
+        if id(thing) not in seen:
+            seen.add(id(thing))
+            _, own, named = _known.get(id(thing)) or looked_at(thing)
+            found |= own
+            todo += named
     return frozenset(found)
 
 
-def values(name: str, function: FunctionType) -> list[Any]:
+# The traits that each thing has by itself, and what it names, by its id: tests share most of their helpers.
+_known: dict[int, tuple[Any, frozenset[str], list[Any]]] = {}
+
+
+def looked_at(thing: Any) -> tuple[Any, frozenset[str], list[Any]]:
+    """Return a thing, the traits that it has by itself, and what it names; and keep that."""
+    own: set[str] = set()
+    named: list[Any] = []
+    inner = getattr(thing, "__wrapped__", thing)
+    if trait := trait_of(inner):
+        own = {trait}
+    elif isinstance(inner, type) and followed(inner.__module__):
+        named = [getattr(member, "__func__", member) for member in vars(inner).values()]
+    elif isinstance(inner, FunctionType) and followed(inner.__module__):
+        helpers = helpers_of(inner)
+        for name, modules in set(names(inner.__code__)):
+            own |= {NAMES[name]} if name in NAMES else set()
+            own |= {trait for trait in [module_trait(name)] if trait and modules}
+            named += values(name, inner, helpers)
+    _known[id(thing)] = thing, frozenset(own), named
+    return _known[id(thing)]
+
+
+def helpers_of(function: FunctionType) -> list[ModuleType]:
+    """The modules of tests that a function names."""
+    named = (function.__globals__.get(name) for name in function.__code__.co_names)
+    return [module for module in named if isinstance(module, ModuleType) and followed(module.__name__)]
+
+
+def values(name: str, function: FunctionType, helpers: list[ModuleType]) -> list[Any]:
     """What a name in a function stands for: a global of its module, or one of a module of tests that it names."""
     space = function.__globals__
     if name in space:
         return [space[name]]
-    helpers = (space.get(other) for other in function.__code__.co_names)
-    return [vars(m)[name] for m in helpers if isinstance(m, ModuleType) and followed(m.__name__) and name in vars(m)]
+    return [vars(module)[name] for module in helpers if name in vars(module)]
 
 
 def names(code: CodeType) -> Iterator[tuple[str, bool]]:
@@ -213,8 +233,8 @@ def refuse(trait: str) -> None:
         pytest.fail(f"{_running.nodeid} is a {tier} test and starts a {trait}: name it in FOLDERS of tests/tiers.py")
 
 
-def _audit(event: str, _: tuple[Any, ...]) -> None:
-    if event in STARTS:
+def _audit(event: str, _: tuple[Any, ...], starts: set[str] = STARTS) -> None:
+    if event in starts:  # an argument: at the end of the interpreter the names of this module are gone
         refuse("process")
 
 
