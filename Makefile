@@ -24,6 +24,9 @@ PYTEST_WORKERS ?= 4
 # Each process of a tier imports all of its tests first, so here more of them than cores cost more than they give.
 QUICK_WORKERS ?= 2
 
+# Bytecode is kept: otherwise each process compiles tdstore, and rewrites the asserts of all tests, for itself.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-quick test-local lint format types pytest house docs kit conformance bench bench-quick bench-compare install clean
 
 help:
