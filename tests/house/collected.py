@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Print a line that begins with COLLECTED."""
-    items = [
+def uses(session: pytest.Session) -> list[dict[str, Any]]:
+    """Return what each test of a session uses."""
+    return [
         {
             "id": item.nodeid,
             "file": item.path.relative_to(session.config.rootpath).as_posix(),
@@ -18,4 +19,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         }
         for item in session.items
     ]
-    print("COLLECTED" + json.dumps(items))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Print a line that begins with COLLECTED."""
+    print("COLLECTED" + json.dumps(uses(session)))

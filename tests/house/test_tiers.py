@@ -13,6 +13,7 @@ import pytest
 
 from tdstore.testing import crash
 from tests import servers, tiers
+from tests.house.collected import uses
 from tests.house.sources import ROOT
 
 
@@ -74,9 +75,17 @@ def test_peers_and_servers_are_seen():
     assert tiers.reached("a parameter") == set()
 
 
+def runs_all(config: pytest.Config) -> bool:
+    """Whether the tests of this run are all there are."""
+    everything = set(config.args) == set(config.getini("testpaths"))
+    return everything and not config.option.markexpr and not config.option.keyword and not config.option.deselect
+
+
 @pytest.fixture(scope="module")
-def collected() -> list[dict[str, Any]]:
-    """Every test that is collected for the local tier."""
+def collected(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Every test of the local tier: of this run where it has all, otherwise as another process collects them."""
+    if runs_all(request.config):
+        return [test for test in uses(request.session) if "local" in test["marks"]]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-m", "local", "-p", "no:cacheprovider"]
     command += ["-p", "no:xdist", "-p", "tests.house.collected"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
