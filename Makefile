@@ -53,8 +53,13 @@ help:
 demo: $(STAMP)
 	$(BIN)/python examples/atari_demo $(ARGS)
 
-test: lint types
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(ARGS)
+# mypy has one core for half a minute: the tests have the other meanwhile. What it says comes last.
+test: lint
+	@said=$$(mktemp); $(BIN)/mypy --strict $(PACKAGES) >"$$said" 2>&1 & types=$$!; \
+	echo '$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(ARGS)'; \
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(ARGS); tests=$$?; \
+	wait $$types; types=$$?; echo '$(BIN)/mypy --strict $(PACKAGES)'; cat "$$said"; rm -f "$$said"; \
+	exit $$((tests ? tests : types))
 
 # Markers come from what a test uses: tests/tiers.py.
 test-quick: $(STAMP)
