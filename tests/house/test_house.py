@@ -435,15 +435,18 @@ def test_store_methods_and_backend_fields_are_documented():
 
 
 # -- light imports -------------------------------------------------------------------------
-@pytest.mark.parametrize("code", ["import tdstore", "import tdstore; tdstore.backends()"])
-def test_importing_and_listing_is_light(code):
-    code += f"\nimport sys; print(*(m for m in {HEAVY!r} if m in sys.modules))"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+IMPORTING = f"""
+import sys
+def heavy(): return ",".join(m for m in {HEAVY!r} if m in sys.modules)
+import tdstore
+print(f"imported={{heavy()}} discovered={{sys.modules['tdstore.registry'].registry.cache_info().currsize}}")
+tdstore.backends()
+print(f"listed={{heavy()}}")
+"""
+
+
+def test_importing_and_listing_is_light_and_discovery_waits_for_first_use():
+    command = [sys.executable, "-W", "ignore", "-c", IMPORTING]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [], f"{code.splitlines()[0]} imports {done.stdout.strip()}"
-
-
-def test_discovery_waits_for_first_use():
-    code = "import sys, tdstore; r = sys.modules['tdstore.registry']; print(r.registry.cache_info().currsize)"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["0"]
+    assert done.stdout.split() == ["imported=", "discovered=0", "listed="], "these are imported"
