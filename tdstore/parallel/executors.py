@@ -52,6 +52,20 @@ def _start(counter: Any, seed: int, threads: int, shared: dict[str, Any]) -> Non
     random.seed(own)
     torch.set_num_threads(threads)
     _shared_objects.update(shared)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this worker when the process that started it was killed: it would wait for tasks for ever.
+
+    Forked workers hold each other's ends of pipes, so only the parent's number tells them; workers of a forkserver
+    have that server as their parent, so only their pipe does.
+    """
+    parent, number = multiprocessing.parent_process(), os.getppid()
+    while parent is not None and parent.is_alive() and os.getppid() == number:
+        parent.join(_POLL_SECONDS)
+    if parent is not None:
+        os._exit(1)
 
 
 class SharedObject:
