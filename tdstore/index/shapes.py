@@ -17,8 +17,15 @@ LENGTHS: tuple[Any, ...] = (int, torch.SymInt)
 
 def as_size(value: Any) -> torch.Size:
     """Convert an int, any iterable of ints, or None (`torch.Size([])`) to a batch size."""
-    if type(value) is torch.Size:
-        return value
+    kind = type(value)
+    if kind is torch.Size:
+        size: torch.Size = value
+        return size
+    if kind is list or kind is tuple:
+        try:
+            return torch.Size(value)
+        except TypeError:
+            raise _no_size(value) from None
     if value is None:
         return torch.Size(())
     if isinstance(value, LENGTHS):
@@ -26,7 +33,11 @@ def as_size(value: Any) -> torch.Size:
     try:
         return torch.Size(tuple(value))
     except TypeError:
-        raise InvalidTypeError(f"a batch size is an int or a sequence of ints, not {value!r}") from None
+        raise _no_size(value) from None
+
+
+def _no_size(value: Any) -> InvalidTypeError:
+    return InvalidTypeError(f"a batch size is an int or a sequence of ints, not {value!r}")
 
 
 def flat_args(args: tuple[Any, ...]) -> tuple[int, ...]:
@@ -54,7 +65,7 @@ def view_shape(old: Sequence[int], new: Sequence[int]) -> torch.Size:
         BatchSizeError: the sizes do not fit.
     """
     count = math.prod(old)
-    if tuple(new) == (-1,):
+    if len(new) == 1 and new[0] == -1:
         return torch.Size((count,))
     if list(new).count(-1) > 1 or any(n < -1 for n in new):
         raise BatchSizeError(f"{list(new)} is not a shape: one -1 at most")

@@ -19,10 +19,6 @@ def _without(names: Names, dims: Sequence[int]) -> Names:
     return None if names is None else tuple(n for i, n in enumerate(names) if i not in dims)
 
 
-def _first_not_none(*shapes: Any) -> Any:
-    return next(shape for shape in shapes if shape is not None)
-
-
 class MoveOps(OpsBase):
     """view, reshape, permute, squeeze, split, ... over two primitives."""
 
@@ -52,11 +48,18 @@ class MoveOps(OpsBase):
         if shape and isinstance(shape[0], torch.dtype):
             return self._bytes_as(shape[0], batch_size)
         old = self.batch_size
-        new = view_shape(old, as_size(_first_not_none(size, batch_size, flat_args(shape))))
+        wanted = size if size is not None else batch_size if batch_size is not None else flat_args(shape)
+        new = view_shape(old, as_size(wanted))
         if new == old:
             return self._return_unchanged()
         n = len(old)
-        return self._move(lambda t: t.view((*new, *t.shape[n:])), new, None, lambda v: v.reshape(old), views=True)
+        return self._move(
+            lambda t: t.view(*new, *t.shape[n:]) if new else t.view(t.shape[n:]),
+            new,
+            None,
+            lambda v: v.reshape(old),
+            views=True,
+        )
 
     def reshape(self, *args: Any, shape: Any = None, size: Any = None, inplace: bool = False) -> Self:
         """Reshape as `view`, copying leaves where a view is impossible: leaves `[*B, ...]` become `[*shape, ...]`.
@@ -77,11 +80,16 @@ class MoveOps(OpsBase):
             torch.Size([6, 5])
         """
         old = self.batch_size
-        new = view_shape(old, as_size(_first_not_none(shape, size, flat_args(args))))
+        new = view_shape(old, as_size(shape if shape is not None else size if size is not None else flat_args(args)))
         if new == old:
             return self if inplace else self._return_unchanged()
         n = len(old)
-        result = self._move(lambda t: t.reshape((*new, *t.shape[n:])), new, None, lambda v: v.reshape(old))
+        result = self._move(
+            lambda t: t.reshape(*new, *t.shape[n:]) if new else t.reshape(t.shape[n:]),
+            new,
+            None,
+            lambda v: v.reshape(old),
+        )
         return self._apply_inplace_result(result, "reshape", inplace)
 
     def permute(self, *args: Any, dims: Sequence[int] | None = None) -> Self:
@@ -111,7 +119,7 @@ class MoveOps(OpsBase):
         new = torch.Size(self.batch_size[d] for d in order)
         back = sorted(range(n), key=order.__getitem__)
         return self._move(
-            lambda t: t.permute((*order, *range(n, t.ndim))),
+            lambda t: t.permute(*order, *range(n, t.ndim)),
             new,
             names and tuple(names[d] for d in order),
             lambda v: v.permute(*back),

@@ -124,7 +124,7 @@ class LockMixin:
         if not self._state & LOCKED:
             self._offer("")
             return self
-        if self._locked_parents():
+        if self._parents and self._locked_parents():
             raise LockedError(
                 "cannot unlock a TensorDict that is part of a locked one", hint="unlock the outermost one"
             )
@@ -146,7 +146,7 @@ class LockMixin:
                     nodes[id(group)] = group
                     waiting.append(group)
         for node in nodes.values():
-            if node is not self and any(id(parent) not in nodes for parent in node._locked_parents()):
+            if node is not self and node._has_parent_outside(nodes):
                 raise LockedError(
                     "a nested TensorDict is also part of another locked one", hint="unlock that one first"
                 )
@@ -154,6 +154,13 @@ class LockMixin:
             node._state &= ~(LOCKED | CONSOLIDATED)
             node._parents = None
             node._forget_views()
+
+    def _has_parent_outside(self, nodes: dict[int, Any]) -> bool:
+        for ref in self._parents or ():
+            parent = ref()
+            if parent is not None and id(parent) not in nodes and parent._state & LOCKED:
+                return True
+        return False
 
     def _forget_views(self) -> None:
         """Drop cached facts about the structure, which may change now."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
     from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
 
+_TENSORS = {Tensor}
+
 T = TypeVar("T")
 TypedT = TypeVar("TypedT", bound=Typed)
 
@@ -62,11 +64,10 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
         value = column[0]
         if is_batched(value):
             try:
-                ragged = fn is torch.cat and not dim and any(part.is_nested for part in column if is_batched(part))
-                data[key] = concat_rows(column) if ragged else fn(column, dim)
+                data[key] = fn(column, dim) if dim or fn is torch.stack else _cat_first(column)
             except (RuntimeError, TypeError) as error:
                 where = path_text((*path, key))
-                if fn is torch.stack and any(part.is_nested for part in column if is_batched(part)):
+                if fn is torch.stack and _any_nested(column):
                     raise InvalidStateError(
                         f"cannot stack the entries {where}: they are nested tensors, and one with two dimensions of "
                         "rows does not exist",
@@ -111,6 +112,21 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
     if device is not None and any(td._device != device for td in tds):
         device = None
     return first._new(data, new, device, names)
+
+
+def _cat_first(column: Sequence[Any]) -> Tensor:
+    if column[0].is_nested or (set(map(type, column)) != _TENSORS and _any_nested(column)):
+        return concat_rows(column)
+    try:
+        return torch.cat(column)  # type: ignore[arg-type]
+    except (RuntimeError, TypeError):
+        if _any_nested(column):  # which torch joins with no plain tensor
+            return concat_rows(column)
+        raise
+
+
+def _any_nested(column: Sequence[Any]) -> bool:
+    return any(part.is_nested for part in column if is_batched(part))
 
 
 def _nested_names(column: Sequence[Any], names: Names, n: int, new: torch.Size) -> Names:

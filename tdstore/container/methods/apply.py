@@ -69,7 +69,12 @@ class Mapper:
         device = td._device if self.device is NO_DEFAULT else self.device
         built = td._resident_class._new(data, batch, device, names)
         for key, value in td._data.items():
-            unmapped = isinstance(value, NonTensor) and not (isinstance(value, Tensor) and batch == td._batch_size)
+            is_leaf = type(value) is Tensor
+            unmapped = (
+                not is_leaf
+                and isinstance(value, NonTensor)
+                and not (isinstance(value, Tensor) and batch == td._batch_size)
+            )
             if unmapped and not self.calls(value):
                 if isinstance(value, (NonTensorData, Tensor)) or batch == td._batch_size:  # else whose rows are they?
                     copy = value.own_copy()
@@ -78,7 +83,7 @@ class Mapper:
                     data[key] = built._coerce(key, copy)
                 continue
             rest = [_other_entry(o, (*path, key), self.default) for o in others] if others else ()
-            if isinstance(value, Tensor) or self.calls(value):
+            if is_leaf or isinstance(value, Tensor) or self.calls(value):
                 made = fn((*path, key), value, *rest) if named else fn(value, *rest)
             else:
                 nested: Any = value
@@ -90,7 +95,7 @@ class Mapper:
                 made = nested._mapped(self, below, (*path, key) if named or others else (), wide)
             if made is None:
                 dropped = True
-            elif type(made) is Tensor and device is None and not made.is_nested and made.shape[: len(batch)] == batch:
+            elif type(made) is Tensor and device is None and not made.is_nested and _starts_with(made.shape, batch):
                 data[key] = made
             else:
                 try:
@@ -268,6 +273,12 @@ class ApplyMixin(Container):
     def _mapped(self, plan: Mapper, others: Sequence[Any], path: Path, batch: torch.Size) -> Any:
         """Apply the function of `apply` to this container, at a path of the one that `apply` was called on."""
         return plan.run(self._resident(), [o._resident() for o in others], path, batch)
+
+
+def _starts_with(shape: torch.Size, batch: torch.Size) -> bool:
+    if len(batch) == 1:  # comparing slices of shapes takes several times longer
+        return len(shape) > 0 and shape[0] == batch[0]
+    return not batch or shape[: len(batch)] == batch
 
 
 def _or_empty(entry: Any, default: Any, like: Any) -> Any:

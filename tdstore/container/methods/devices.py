@@ -69,10 +69,12 @@ class PlacingMixin(Container):
             >>> td.to(torch.float64)["a"].dtype, td.to("cpu").device
             (torch.float64, device(type='cpu'))
         """
-        kwargs.pop("num_threads", None), kwargs.pop("non_blocking_pin", None)
-        inplace = kwargs.pop("inplace", False)
-        batch_size = kwargs.pop("batch_size", None)
-        other = kwargs.pop("other", None)
+        inplace, batch_size, other = False, None, None
+        if kwargs:
+            kwargs.pop("num_threads", None), kwargs.pop("non_blocking_pin", None)
+            inplace = kwargs.pop("inplace", False)
+            batch_size = kwargs.pop("batch_size", None)
+            other = kwargs.pop("other", None)
         if args and isinstance(args[0], (Container, Tensor, TensorAttrs)):
             other, args = args[0], args[1:]
         device, dtype, non_blocking = None, None, False
@@ -137,6 +139,8 @@ class PlacingMixin(Container):
             return moved(self, device, non_blocking)
 
         def convert(leaves: list[Tensor]) -> list[Tensor]:
+            if dtype is None:
+                return [t if t.device == device else t.to(device, non_blocking=non_blocking) for t in leaves]
             return [t.to(device=device or t.device, dtype=dtype or t.dtype, non_blocking=non_blocking) for t in leaves]
 
         made: Self = self._resident()._foreach(convert)
@@ -275,6 +279,11 @@ class PlacingMixin(Container):
 
 def _asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device | None, torch.dtype | None, bool]:
     """Parse the arguments of `to` as `Tensor.to` does. torch.compile cannot trace torch's own parser."""
+    if len(args) == 1 and not kwargs:  # the common case
+        if isinstance(args[0], torch.dtype):
+            return None, args[0], False
+        if type(args[0]) is torch.device or type(args[0]) is str:
+            return torch.device(args[0]), None, False
     names: tuple[str, ...] = ("device", "dtype", "non_blocking")
     if args and isinstance(args[0], (torch.dtype, bool)):
         names = names[1:] if isinstance(args[0], torch.dtype) else names[2:]

@@ -89,7 +89,7 @@ class ResidentTree(TensorDictBase):
         return self
 
     def _groups(self) -> list[Any]:
-        return [v for v in self._data.values() if isinstance(v, Container)]
+        return [v for v in self._data.values() if type(v) is not Tensor and isinstance(v, Container)]
 
     def _drop_binding(self) -> None:
         """Drop the binding, because the structure changes: the entries are no longer exactly the store's."""
@@ -288,8 +288,13 @@ class ResidentTree(TensorDictBase):
 
     def _move_tree(self, fn: Callable[[Tensor], Tensor], new: torch.Size, names: Names, n: int) -> Self:
         data: dict[str, Any] = {}
+        plain = self._resident_class
         for key, value in self._data.items():
-            if type(value) is Tensor or is_batched(value):
+            if type(value) is Tensor:
+                data[key] = fn(value)
+            elif type(value) is plain and len(value._batch_size) == n:
+                data[key] = value._move_tree(fn, new, names, n)
+            elif is_batched(value):
                 data[key] = fn(value)
             elif isinstance(value, NonTensor):
                 data[key] = value.move(fn)
@@ -325,6 +330,8 @@ class ResidentTree(TensorDictBase):
         for value in self._data.values():
             if type(value) is Tensor or is_batched(value):
                 columns.append(fn(value))
+            elif type(value) is self._resident_class and len(value._batch_size) == len(self._batch_size):
+                columns.append(value._fan_tree(fn, batch_sizes, names))
             elif isinstance(value, UnbatchedTensor):
                 columns.append([value.for_batch(b) for b in batch_sizes])
             elif isinstance(value, NonTensor):
@@ -339,7 +346,7 @@ class ResidentTree(TensorDictBase):
         if not columns:
             return tuple(new({}, b, device, names, state) for b in batch_sizes)
         return tuple(
-            new(dict(zip(keys, row, strict=True)), b, device, names, state)
+            new(dict(zip(keys, row)), b, device, names, state)  # noqa: B905  # a column for each key
             for b, row in zip(batch_sizes, zip(*columns, strict=True), strict=True)
         )
 

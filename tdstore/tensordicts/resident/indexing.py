@@ -280,12 +280,14 @@ class IndexedTree(BindingMixin):
         other_n = n + shift
         for key, mine in self._data.items():
             match = theirs.get(key)
-            if is_batched(mine):
-                if not is_batched(match):
+            if type(mine) is Tensor or is_batched(mine):
+                if not (type(match) is Tensor or is_batched(match)):
                     return False
                 try:
-                    shape = match.shape
-                    if (shape[other_n:] if other_n else shape) != mine.shape[n:]:
+                    shape, wanted = match.shape, mine.shape
+                    if len(shape) - other_n != len(wanted) - n or (
+                        len(wanted) > n and (shape[other_n:] if other_n else shape) != wanted[n:]
+                    ):
                         return False
                 except RuntimeError:  # a nested tensor
                     return False
@@ -311,8 +313,12 @@ def _basic_shape(terms: tuple[Any, ...], batch: torch.Size) -> tuple[tuple[Any, 
         The terms with the ellipsis as slices, since it must not reach into the feature dimensions of a leaf; and the
         batch size, or None where all of the batch is taken. None for an index of another kind, or with an error.
     """
-    dots = next((at for at, term in enumerate(terms) if term is Ellipsis), None)
-    if dots is not None:
+    dots = -1
+    for at, term in enumerate(terms):
+        if term is Ellipsis:
+            dots = at
+            break
+    if dots >= 0:
         used = sum(term is not None for term in terms) - 1
         terms = (*terms[:dots], *(_ALL,) * (len(batch) - used), *terms[dots + 1 :])
     sizes: list[int] = []
@@ -326,7 +332,7 @@ def _basic_shape(terms: tuple[Any, ...], batch: torch.Size) -> tuple[tuple[Any, 
             return None
         size, kind = batch[at], type(term)
         if kind is slice:
-            if term == _ALL:
+            if term is _ALL or term == _ALL:
                 sizes.append(size)
             else:
                 start, stop, step = term.indices(size)

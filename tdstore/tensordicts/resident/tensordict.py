@@ -20,7 +20,7 @@ from tdstore.container.core.locks import READONLY
 from tdstore.container.core.paths import entry_path, is_key
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.entries.unbatched import is_batched
-from tdstore.container.methods.access import AS_SET, AccessMixin
+from tdstore.container.methods.access import AS_SET, NO_DEFAULT, AccessMixin
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError
 from tdstore.index.shapes import as_size
@@ -76,7 +76,8 @@ class TensorDict(IndexedTree):
                     f"a TensorDict is made of a mapping, or of keywords: {next(iter(kwargs))!r} is neither in "
                     "the mapping nor an argument (batch_size, device, names, non_blocking, lock)"
                 )
-            self._fill(source)
+            if source or type(source) is not dict:
+                self._fill(source)
         elif kwargs:
             self._fill(kwargs)
         if lock:
@@ -87,7 +88,8 @@ class TensorDict(IndexedTree):
         n = len(batch)
         rows = batch[0] if n else 0
         # Nothing is to be moved: no device is named, or the CPU is and the tensor lies there.
-        free, on_cpu = self._device is None, self._device == _CPU
+        free = self._device is None
+        on_cpu = not free and self._device == _CPU
         try:
             items = source.items()
         except AttributeError:
@@ -152,17 +154,23 @@ class TensorDict(IndexedTree):
     def select(self, *keys: NestedKey, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
         if not inplace:
             source = self._data
-            data = {key: source[key] for key in keys if type(key) is str and key in source}
-            if len(data) == len(keys):
+            data: dict[str, Any] = {}
+            for key in keys:
+                if type(key) is not str or key not in source:
+                    break
+                data[key] = source[key]
+            else:
                 return self._new(data, self._batch_size, self._device, self._names)
         return super().select(*keys, inplace=inplace, strict=strict, as_tensordict=as_tensordict)
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
-        if inplace or not all(type(key) is str for key in keys):
+        if inplace:
             return super().exclude(*keys, inplace=inplace)
         data = self._data.copy()
         for key in keys:
-            data.pop(str(key), None)
+            if type(key) is not str:
+                return super().exclude(*keys)
+            data.pop(key, None)
         return self._new(data, self._batch_size, self._device, self._names)
 
     def get(self, key: NestedKey, default: Any = AS_SET, **kwargs: Any) -> Entry:
@@ -241,42 +249,62 @@ class TensorDict(IndexedTree):
 
     def _merge(self, source: Any) -> bool:
         """Take over plain tensors that fit; False, with nothing taken, if anything else is in the way."""
-        into: list[tuple[dict[str, Any], Any]] = []
+        into: list[tuple[dict[str, Any], dict[str, Any]]] = []
         if not self._mergeable(source, into):
             return False
         _take(into)
         return True
 
-    def _mergeable(self, source: Any, into: list[tuple[dict[str, Any], Any]]) -> bool:
-        batch, data = self._batch_size, self._data
-        n = len(batch)
+    def _mergeable(self, source: Any, into: list[tuple[dict[str, Any], dict[str, Any]]]) -> bool:
         if self._device is not None:
             return False
+        batch, data = self._batch_size, self._data
+        n = len(batch)
+        rows = batch[0] if n else 0
+        entries = source if type(source) is dict else source._data
         below = []
-        for key, value in source.items():
+        for key, value in entries.items():
             if type(key) is not str:
                 return False
             if type(value) is Tensor:
-                if value.is_nested or (n and value.shape[:n] != batch):
+                try:
+                    shape = value.shape
+                except RuntimeError:  # a nested tensor
+                    return False
+                if n and not (n == 1 and shape and shape[0] == rows) and shape[:n] != batch:
                     return False
             elif type(value) is TensorDict and type(data.get(key)) is TensorDict and not data[key]._state:
                 below.append((data[key], value))
             else:
                 return False
-        if not all(mine._mergeable(theirs, into) for mine, theirs in below):
+        for mine, theirs in below:
+            if not mine._mergeable(theirs, into):
+                return False
+        if not entries and not data and type(source) is TensorDict and source._batch_size != batch:
             return False
-        if type(source) is TensorDict and not source._data and not data and source._batch_size != batch:
-            return False
-        into.append((data, {k: v for k, v in source.items() if type(v) is Tensor} if below else source))
+        into.append((data, {k: v for k, v in entries.items() if type(v) is Tensor} if below else entries))
         return True
 
     def _plan_update(self, changes: Any, source: Any, wanted: Any, how: Any) -> None:
-        into: list[tuple[dict[str, Any], Any]] = []
+        into: list[tuple[dict[str, Any], dict[str, Any]]] = []
         plain = wanted is None and (type(source) is dict or type(source) is TensorDict)
         if plain and not (how.clone or how.inplace or self._state) and self._mergeable(source, into):
             changes.then(partial(_take, into))
         else:
             super()._plan_update(changes, source, wanted, how)
+
+    def update_(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Any = None,
+        **kwargs: Any,
+    ) -> Self:
+        if type(input_dict_or_td) is TensorDict and keys_to_update is None and not kwargs:
+            return self._update_in_place(input_dict_or_td, None, None)
+        return super().update_(input_dict_or_td, clone, keys_to_update=keys_to_update, **kwargs)
 
     def _update_in_place(self, source: Any, at: tuple[Any] | None, keys_to_update: Any) -> Self:
         if at is None and keys_to_update is None and (pairs := self._pairs(source)) is not None:
@@ -303,7 +331,7 @@ class TensorDict(IndexedTree):
             mine = self._data.get(key)
             if mine is None:
                 raise KeyNotFoundError(f"update_: key {key!r} not found in a TensorDict with keys {list(self._data)}")
-            if is_batched(mine) and is_batched(value):
+            if (type(mine) is Tensor and type(value) is Tensor) or (is_batched(mine) and is_batched(value)):
                 if mine.is_nested or mine.shape != value.shape:
                     return False
                 if mine is not value:
@@ -339,6 +367,40 @@ class TensorDict(IndexedTree):
                 below: Any = unwrap(value)
                 out += [(*prefix, key, *entry_path(k)) for k in below.keys(True, True)]
 
+    def _collect_entries(self, prefix: tuple[str, ...], out: list[tuple[Any, Any]]) -> bool:
+        """Add keys and entries, nested TensorDicts before theirs. False if another container or names are there."""
+        if self._names is not None:
+            return False
+        for key, value in self._data.items():
+            path = (*prefix, key)
+            out.append((path if prefix else key, value))
+            if type(value) is TensorDict:
+                if not value._collect_entries(path, out):
+                    return False
+            elif type(value) is not Tensor and isinstance(value, Container):
+                return False
+        return True
+
+    def empty(
+        self, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = None
+    ) -> Self:
+        if type(self) is not TensorDict or batch_size is not None or names is not None or device is not NO_DEFAULT:
+            return super().empty(recurse, batch_size=batch_size, device=device, names=names)
+        return self._emptied(recurse, self._device)
+
+    def _emptied(self, recurse: bool, device: torch.device | None) -> Self:
+        made = self._new({}, self._batch_size, device, self._names)
+        if recurse:
+            data = made._data
+            for key, value in self._data.items():
+                if type(value) is TensorDict:
+                    data[key] = value._emptied(True, device)
+                elif isinstance(value, NonTensor):
+                    data[key] = made._coerce(key, value)
+                elif not isinstance(value, Tensor):
+                    data[key] = value.empty(recurse=True, device=device)
+        return made
+
     def _data_with_names(self) -> dict[str, Any]:
         """Return the entries. Values get the names of the dimensions."""
         if self._names is not None:
@@ -360,6 +422,10 @@ class TensorDict(IndexedTree):
             leaves: list[Tensor] = []
             if self._collect(leaves, plain=False):
                 return leaves  # a lazy stack's would be those of each element
+        if include_nested and not leaves_only and is_leaf is None and not sort:
+            entries: list[tuple[Any, Any]] = []
+            if self._collect_entries((), entries):
+                return [entry for _, entry in entries]
         return super().values(include_nested, leaves_only, is_leaf, sort=sort)
 
     @signature_of(AccessMixin.items)
@@ -379,6 +445,10 @@ class TensorDict(IndexedTree):
             leaves: list[Tensor] = []
             if self._collect(leaves, plain=False) and len(leaves) == len(out):
                 return list(zip(out, leaves, strict=True))
+        if include_nested and not leaves_only and is_leaf is None and not sort:
+            entries: list[tuple[Any, Any]] = []
+            if self._collect_entries((), entries):
+                return entries
         return super().items(include_nested, leaves_only, is_leaf, sort=sort)
 
 
@@ -402,9 +472,9 @@ class _LeafKeys(list[Any]):
         return list.__contains__(self, path[0] if len(path) == 1 else path)
 
 
-def _take(into: list[tuple[dict[str, Any], Any]]) -> None:
+def _take(into: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     for data, accepted in into:
-        data.update(accepted.items())
+        data.update(accepted)
 
 
 def _as_device(device: Any) -> torch.device:
