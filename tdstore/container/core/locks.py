@@ -153,7 +153,8 @@ class LockMixin:
         for node in nodes.values():
             node._state &= ~(LOCKED | CONSOLIDATED)
             node._parents = None
-            node._forget_views()
+            if node._state & BOUND:
+                node._forget_views()
 
     def _has_parent_outside(self, nodes: dict[int, Any]) -> bool:
         for ref in self._parents or ():

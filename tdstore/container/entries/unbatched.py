@@ -193,7 +193,7 @@ def rebuilt(cls: type[UnbatchedTensor] | None, wrapped: Tensor, batch_size: torc
 
 def is_batched(value: object) -> TypeGuard[Tensor]:
     """Check whether an entry is a tensor that starts with the batch dimensions: any tensor but an unbatched one."""
-    return isinstance(value, Tensor) and not isinstance(value, NonTensor)
+    return type(value) is Tensor or (isinstance(value, Tensor) and not isinstance(value, NonTensor))
 
 
 def _found(value: Any) -> Iterator[UnbatchedTensor]:

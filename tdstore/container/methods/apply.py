@@ -67,7 +67,8 @@ class Mapper:
         dropped = False
         names = td._names if batch == td._batch_size else None
         device = td._device if self.device is NO_DEFAULT else self.device
-        built = td._resident_class._new(data, batch, device, names)
+        plain = td._resident_class
+        built = plain._new(data, batch, device, names)
         for key, value in td._data.items():
             is_leaf = type(value) is Tensor
             unmapped = (
@@ -95,7 +96,10 @@ class Mapper:
                 made = nested._mapped(self, below, (*path, key) if named or others else (), wide)
             if made is None:
                 dropped = True
-            elif type(made) is Tensor and device is None and not made.is_nested and _starts_with(made.shape, batch):
+            elif device is None and (
+                (type(made) is Tensor and not made.is_nested and _starts_with(made.shape, batch))
+                or (type(made) is plain and names is None and made._batch_size == batch)
+            ):
                 data[key] = made
             else:
                 try:

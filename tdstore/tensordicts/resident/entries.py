@@ -380,6 +380,8 @@ class ResidentTree(TensorDictBase):
         for key, value in self._data.items():
             if type(value) is Tensor or is_batched(value):
                 data[key] = next(leaves)
+            elif type(value) is self._resident_class:
+                data[key] = value._with_leaves(leaves)
             elif isinstance(value, NonTensor):
                 data[key] = value.holding(next(leaves)) if isinstance(value, UnbatchedTensor) else value.own_copy()
             else:

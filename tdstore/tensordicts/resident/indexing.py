@@ -126,9 +126,9 @@ class IndexedTree(BindingMixin):
     def _take(self, rows: Tensor, new: torch.Size, names: Names, n: int) -> Self:
         """Copy rows of the first dimension row by row, several times faster than elementwise indexing."""
         data: dict[str, Any] = {}
-        array = rows.numpy() if rows.device.type == "cpu" else None
+        array = rows.numpy() if rows.is_cpu else None
         for key, value in self._data.items():
-            if type(value) is Tensor or is_batched(value):
+            if is_batched(value):
                 data[key] = _take_rows(value, rows, array)
             elif isinstance(value, IndexedTree):
                 below = value._batch_size
@@ -371,10 +371,9 @@ def _range_rows(index: range, size: int) -> Tensor:
 def _take_rows(leaf: Tensor, rows: Tensor, array: np.ndarray[Any, Any] | None) -> Tensor:
     if leaf.is_nested:
         return rows_at(leaf, rows)
-    if leaf.device != rows.device:
-        rows = check_rows(rows, len(leaf)).to(leaf.device)  # where bad ones are no IndexError
-    elif (
+    if (
         array is not None
+        and leaf.is_cpu
         and leaf.ndim > 1
         and leaf.dtype in _NUMPY
         and not leaf.requires_grad
@@ -383,6 +382,8 @@ def _take_rows(leaf: Tensor, rows: Tensor, array: np.ndarray[Any, Any] | None) -
     ):
         # For rows of up to a page numpy's gather takes half the time of torch's (it copies what is not contiguous).
         return torch.from_numpy(leaf.numpy().take(array, 0))
+    if leaf.device != rows.device:
+        rows = check_rows(rows, len(leaf)).to(leaf.device)  # where bad ones are no IndexError
     try:
         return leaf.index_select(0, rows)
     except (NotImplementedError, RuntimeError):

@@ -331,12 +331,15 @@ class TensorDict(IndexedTree):
             mine = self._data.get(key)
             if mine is None:
                 raise KeyNotFoundError(f"update_: key {key!r} not found in a TensorDict with keys {list(self._data)}")
-            if (type(mine) is Tensor and type(value) is Tensor) or (is_batched(mine) and is_batched(value)):
+            if type(mine) is TensorDict and type(value) is TensorDict:
+                if not mine._pair_existing(value, pairs):
+                    return False
+            elif is_batched(mine) and is_batched(value):
                 if mine.is_nested or mine.shape != value.shape:
                     return False
                 if mine is not value:
                     pairs.append((mine, value))
-            elif type(mine) is not TensorDict or type(value) is not TensorDict or not mine._pair_existing(value, pairs):
+            else:
                 return False
         return True
 
