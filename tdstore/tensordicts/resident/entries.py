@@ -16,8 +16,7 @@ from tdstore.container.entries.nested_tensors import leaf_shape
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
 from tdstore.container.functions.broadcast import below, check_leaves, tensor_operands, uneven, widened
 from tdstore.container.functions.compare import equal_positions, keys_compared
-from tdstore.container.methods.writing import take_back
-from tdstore.container.storage.change_plan import Changes, Prepared, Undo
+from tdstore.container.storage.change_plan import Prepared, Undo
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, assign
 from tdstore.container.values.shapes import constant
 from tdstore.container.varlen.nested_rows import row_of
@@ -30,7 +29,14 @@ from tdstore.ops.reduce import Over
 from tdstore.ops.reductions import Reduction
 from tdstore.storekit.sparse import HOLES, reserve
 from tdstore.tensordicts.base import TensorDictBase
-from tdstore.tensordicts.resident.write_checks import check_copies, check_operands, check_rows_of_values, fits, rehearse
+from tdstore.tensordicts.resident.write_checks import (
+    check_copies,
+    check_operands,
+    check_rows_of_values,
+    fits,
+    planned_below,
+    rehearse,
+)
 from tdstore.types import Names, path_text
 
 VIEW_FLAGS = READONLY | MAPPED | SHARED
@@ -190,7 +196,7 @@ class ResidentTree(TensorDictBase):
         if isinstance(old, NonTensorStack) or (isinstance(old, NonTensorData) and index is not None):
             check_rows_of_values(key, old, value, index)
         if isinstance(old, Container):
-            return self._planned_below(old, value, index)
+            return planned_below(old, value, index)
         if index is None or not isinstance(old, Tensor):
             if index is None and isinstance(old, Tensor) and not old.is_nested:
                 check_copies(((old, value),))
@@ -214,21 +220,6 @@ class ResidentTree(TensorDictBase):
                 f"cannot write shape {list(value.shape)} at an index of shape {list(target)} in entry {key!r}"
             )
         return value
-
-    @staticmethod
-    def _planned_below(group: Any, value: Any, index: Any) -> Changes:
-        """Plan a write into a whole nested TensorDict, or into its rows."""
-        changes = Changes()
-        if index is None:
-            group._plan_in_place(changes, value, None, None)
-            return changes
-        made: list[tuple[Any, list[str]]] = []
-        try:
-            group._plan_rows(changes, index, value, made)
-        except BaseException:
-            take_back(made)
-            raise
-        return changes
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         n = len(batch_size)

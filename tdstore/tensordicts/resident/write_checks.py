@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdstore.container.methods.writing import take_back
+from tdstore.container.storage.change_plan import Changes
 from tdstore.container.storage.describe import check_value
 from tdstore.container.storage.inline_values import InlineStack
 from tdstore.container.values.codecs import pickling
@@ -127,6 +129,21 @@ def check_rows_of_values(key: str, old: NonTensor, value: Any, index: Any) -> No
         handle.check_writable()
         with pickling(handle.trusted):
             check_value(part, (key,))
+
+
+def planned_below(group: Any, value: Any, index: Any) -> Changes:
+    """Plan a write into a whole nested TensorDict, or into its rows."""
+    changes = Changes()
+    if index is None:
+        group._plan_in_place(changes, value, None, None)
+        return changes
+    made: list[tuple[Any, list[str]]] = []
+    try:
+        group._plan_rows(changes, index, value, made)
+    except BaseException:
+        take_back(made)
+        raise
+    return changes
 
 
 def rehearse(fn: Callable[..., object], leaves: Sequence[Tensor], parts: Sequence[Any]) -> None:
