@@ -28,6 +28,7 @@ from tdstore.container.methods.writing import WritingMixin
 from tdstore.container.persistence.backend_names import NamedStorageMixin
 from tdstore.container.persistence.consolidate import ConsolidatingMixin
 from tdstore.container.persistence.growing import GrowingMixin
+from tdstore.container.persistence.reshaping import ReshapingMixin
 from tdstore.container.persistence.saving import SavingMixin
 from tdstore.convert.checkpoints.state_dict import StateDictMixin
 from tdstore.convert.methods import ConvertMixin
@@ -56,6 +57,7 @@ class TensorDictBase(
     SavingMixin,
     NamedStorageMixin,
     GrowingMixin,
+    ReshapingMixin,
     ConsolidatingMixin,
     MappingMixin,
     DistributedMixin,

@@ -44,7 +44,7 @@ maths, later: all_gather all_reduce amax amin arecv as_tensor asend atleast_1d a
     fliplr flipud is_cpu is_cuda is_floating_point is_meta is_non_tensor logical_and logsumexp max min mod moveaxis
     movedim param_count quantile repeat_interleave requires_grad roll rot90 rsub softmax stack_from_tensordict
     stack_tensors swapaxes swapdims tile
-ours: append extend resize_ read commit transaction verify
+ours: append astype_ extend permute_features_ resize_ read commit transaction verify
 """
 
 FUNCTIONS = """

@@ -379,6 +379,7 @@ ELSEWHERE = {
     "make_memmap_from_tensor memmap memmap_ memmap_like memmap_refresh_ save saved_path share_memory_ to_h5 to_store "
     "to_zarr": "tests/tensordicts and tests/builtin/memmap: they make other containers",
     "append extend refresh_ resize_": "tests/container/storage/test_growing.py",
+    "astype_ permute_features_": "tests/container/persistence/test_reshaping.py",
     "from_consolidated": "tests/io/consolidated/test_consolidate.py",
     "from_module from_modules to_module load_state_dict": "tests/modules",
     "from_optimizer to_optimizer": "tests/modules/test_checkpoints.py",

@@ -262,7 +262,7 @@ class ModeTests(StoreSetup):
     def test_corruption_noticed(self, location: Location) -> None:
         """Check that a flipped byte of a committed leaf is detected: by opening, by reading, or by `verify`."""
         self.needs(Cap.PERSISTENT)
-        self.saved(location, {("big",): sample("uint8", (1 << 19,)), ("small",): numbers(2)})
+        self.saved(location, {("big",): sample("uint8", (1 << 9, 1 << 10)), ("small",): numbers(2)})
         with self.opened(location) as store:
             if type(store).verify is Store.verify:
                 pytest.skip("the store keeps no checksums (it does not override verify)")
@@ -286,7 +286,7 @@ class ModeTests(StoreSetup):
     def test_truncation_noticed(self, location: Location) -> None:
         """Check that a truncated store is an error that names the location, never zeros and never a crash."""
         self.needs(Cap.PERSISTENT)
-        self.saved(location, {("big",): sample("uint8", (1 << 19,)), ("small",): numbers(2)})
+        self.saved(location, {("big",): sample("uint8", (1 << 9, 1 << 10)), ("small",): numbers(2)})
         self.truncate(location)
         with raises(StoreError, doing="reading what was cut short") as caught, self.opened(location) as store:
             store.read([Read(("big",))])
