@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,9 +67,13 @@ def test_other_first_words_are_seen(word):
 
 
 # -- retired words --------------------------------------------------------------------------
-def names_defined(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and name of every function, class, argument, variable and attribute that a file defines, and its own."""
-    yield 1, path.stem
+@functools.cache
+def names_defined(path: Path) -> list[tuple[int, str, frozenset[str]]]:
+    """Line, name and words of every function, class, argument, variable and attribute of a file, and its own."""
+    return [(line, name, words_of(name)) for line, name in [(1, path.stem), *names_within(path)]]
+
+
+def names_within(path: Path) -> Iterator[tuple[int, str]]:
     for node in walked(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.lineno, node.name
@@ -80,8 +85,9 @@ def names_defined(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.attr
 
 
-def words_of(name: str) -> set[str]:
-    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name)}
+@functools.cache
+def words_of(name: str) -> frozenset[str]:
+    return frozenset(word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name))
 
 
 # word -> (the term to write instead, how many names of a file still have it: a number that may only fall)
@@ -132,13 +138,13 @@ def test_retired_words_do_not_come_back(word):
     offenders = []
     for path in sources():
         lines: dict[str, int] = {}
-        for line, name in names_defined(path):
-            if word in words_of(name) and (name_of(path), name) not in STAY:
+        for line, name, words in names_defined(path):
+            if word in words and (name_of(path), name) not in STAY:
                 lines.setdefault(name, line)
         offenders += [f"{name_of(path)}:{line} {name}" for name, line in lines.items()]
     at_most(limit, offenders, f"names with {word!r}, which is now: {term}")
 
 
 def test_names_that_stay_are_there():
-    defined = {(name_of(path), name) for path in sources() for _, name in names_defined(path)}
+    defined = {(name_of(path), name) for path in sources() for _, name, _ in names_defined(path)}
     assert set(STAY) <= defined
