@@ -41,6 +41,12 @@ def walked(path: Path) -> list[ast.AST]:
     return list(ast.walk(tree(path)))
 
 
+def forget() -> None:
+    """Let go of all that was parsed: millions of objects, through which each later collection of garbage would go."""
+    tree.cache_clear()
+    walked.cache_clear()
+
+
 def nodes(*kinds: type[ast.AST]) -> Iterator[tuple[Path, Any]]:
     """Yield every node of some kinds in the sources, with its file."""
     for path in sources():
