@@ -6,7 +6,6 @@ round; writes are buffered in memory, packed into new objects, and become visibl
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -45,7 +44,7 @@ from tdstore.errors import (
 from tdstore.header import Header
 from tdstore.index.ranges import Ints
 from tdstore.store import Cap
-from tdstore.storekit import CheckedStore, refusals
+from tdstore.storekit import CheckedStore, WriterState, commit_for_readers, end_writer, refusals
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Version, Write, path_text
 
 Verify = Literal["full", "size", "none"]
@@ -248,11 +247,10 @@ class ByteStore(CheckedStore[Leaf]):
 
         Rows that are flushed while the structure changes are committed with it.
         """
-        view = self._open()
-        if self.writable and self._committed and self._uncommitted.rows and not self._uncommitted.structure:
+        self._open()
+        if self._uncommitted:
             with self._guard:
-                self._check_writable()
-                self._commit(view, view.header)
+                commit_for_readers(_Steps(self))
 
     def refresh(self) -> bool:
         """Move to the newest generation; returns True if it differs from the one before.
@@ -388,17 +386,7 @@ class ByteStore(CheckedStore[Leaf]):
 
     def _close(self) -> None:
         """Commit written rows, drop other changes, remove uncommitted objects, close the engine."""
-        try:
-            changed = self._uncommitted and self._committed and self._pid == os.getpid()
-            if changed and self._conflict is None:
-                self._check_writable()
-                self._commit_rows(self._view)
-        finally:
-            if self._pid == os.getpid():
-                self._publisher.discard()
-            self._buffer.clear()
-            if self._close_engine:
-                self.engine.close()
+        end_writer(_Steps(self))
 
     # -- inside --------------------------------------------------------------------------
     def _open(self) -> View:
@@ -422,14 +410,6 @@ class ByteStore(CheckedStore[Leaf]):
             view.restore(self._uncommitted.saved)
             self._uncommitted = Uncommitted(view.table.leaves)
             self._buffer.clear()
-
-    def _commit_rows(self, view: View) -> None:
-        """Commit the rows written into leaves of the last commit, and drop a change of structure."""
-        if self._uncommitted.structure:
-            with view.guard:
-                view.restore(self._uncommitted.without_structure(view.table.leaves))
-        if self._uncommitted.rows:
-            self._commit(view, view.header)
 
     def _flush_buffer(self, view: View) -> None:
         """Put the buffer as new objects; besides it, at most `object_bytes` times the number of lanes are in memory."""
@@ -507,3 +487,45 @@ class ByteStore(CheckedStore[Leaf]):
                     view.replace(path, store_in_memory(leaf, some, np.cumsum(lengths) - lengths, out, self._buffer))
             if self._buffer.nbytes >= limit:
                 self._flush_buffer(view)
+
+
+class _Steps:
+    """The steps of the commit policy."""
+
+    def __init__(self, store: ByteStore) -> None:
+        self._store = store
+
+    def state(self) -> WriterState:
+        store = self._store
+        changes = store._uncommitted
+        return WriterState(
+            pid=store._pid or 0,
+            writable=store.writable,
+            published=store._committed,
+            structure=changes.structure,
+            rows=changes.rows,
+            lost=store._conflict is not None,
+        )
+
+    def drop_structure(self) -> None:
+        view = self._store._view
+        with view.guard:
+            view.restore(self._store._uncommitted.without_structure(view.table.leaves))
+
+    def commit_rows(self) -> None:
+        self._store._check_writable()
+        self._store._commit(self._store._view, self._store._view.header)
+
+    def unmark(self) -> None:
+        """Leave it: objects of a writer are in nobody's way."""
+
+    def take_back(self) -> None:
+        """Leave it: what is not committed is in memory, or removed by `remove_uncommitted`."""
+
+    def remove_uncommitted(self) -> None:
+        self._store._publisher.discard()
+
+    def release(self) -> None:
+        self._store._buffer.clear()
+        if self._store._close_engine:
+            self._store.engine.close()

@@ -7,5 +7,18 @@ from tdstore.storekit import refusals
 from tdstore.storekit.budget import allocating, check_declared
 from tdstore.storekit.checked import CheckedStore, Typed
 from tdstore.storekit.files import io_errors
+from tdstore.storekit.session import WriterState, WriterSteps, accept_dirty, commit_for_readers, end_writer
 
-__all__ = ["CheckedStore", "Typed", "allocating", "check_declared", "io_errors", "refusals"]
+__all__ = [
+    "CheckedStore",
+    "Typed",
+    "WriterState",
+    "WriterSteps",
+    "accept_dirty",
+    "allocating",
+    "check_declared",
+    "commit_for_readers",
+    "end_writer",
+    "io_errors",
+    "refusals",
+]

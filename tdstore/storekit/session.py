@@ -1,5 +1,21 @@
-"""Write sessions: one per store opened "r+", so that a crash is detected and other writers wait or get an error.
+"""Writers: what the end of one keeps, for every backend, and the log by which a folder shows that one was killed.
 
+**The commit policy.** A backend says what its writer has (`WriterState`) and how each step is done (`WriterSteps`);
+which steps are done, and in which order, is decided here:
+
+===================================== ====================================================================
+of a reader, or of a forked child     nothing is committed or removed; its own descriptors are released
+closed before the first commit        what was built is removed
+place replaced, or connection lost    nothing is committed
+rows written, the structure unchanged they are committed, under the header of the last commit
+the structure being changed           it returns to the last commit; the rows of its leaves are committed
+a commit that is refused              back to the last commit; the error is raised, and all is released
+===================================== ====================================================================
+
+So it is for `close`, the end of a `with` block, garbage collection and the end of the process, which all close the
+store (`lifetime`), and with rows alone when another process is about to open the place.
+
+**Sessions on a folder.** One per store opened "r+", so that a crash is detected and other writers wait or get an error.
 Liveness is a shared flock on the root folder, which ends with its process. The history is in the
 log `tdstore.session`, one JSON line per event, which exists only during a session (or after a
 writer was killed):
@@ -19,11 +35,12 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
-from tdstore.errors import CorruptStoreError
+from tdstore.errors import CorruptStoreError, StoreError
 from tdstore.lifetime import LiveObjects
 from tdstore.storekit import files, refusals
 from tdstore.types import Path
@@ -33,6 +50,149 @@ MAX_LOG = 64 << 20
 LOCK_TIMEOUT = 10.0
 
 FileParts = tuple[str, ...]
+
+
+# -- the commit policy --------------------------------------------------------------------
+class WriterState(NamedTuple):
+    """What the commit policy asks of a writer."""
+
+    pid: int
+    """The process that opened the store."""
+    writable: bool
+    """Whether it was opened for writing."""
+    published: bool
+    """False until the first commit of a new store."""
+    structure: bool = False
+    """Whether leaves were made, removed, renamed or resized since the last commit."""
+    rows: bool = False
+    """Whether rows of committed leaves were written since, or accepted as a dead writer left them."""
+    lost: bool = False
+    """Whether nothing can be committed any more: the place was replaced, or its connection lost."""
+
+
+class WriterSteps(Protocol):
+    """The steps of a writer. The commit policy calls them; a backend calls none of them at its end by itself."""
+
+    def state(self) -> WriterState:
+        """Return what there is to commit."""
+
+    def drop_structure(self) -> None:
+        """Return to the leaves of the last commit, with the rows that were written into them since."""
+
+    def commit_rows(self) -> None:
+        """Commit what `state().rows` tells of, under the header of the last commit."""
+
+    def unmark(self) -> None:
+        """Let others write, as there is nothing to commit."""
+
+    def take_back(self) -> None:
+        """Return to the last commit, after a refused one, as far as the storage can be reached."""
+
+    def remove_uncommitted(self) -> None:
+        """Remove from the storage what no commit names: what was built for the first one, or for a refused one."""
+
+    def release(self) -> None:
+        """Release locks, descriptors, connections and memory."""
+
+
+def end_writer(steps: WriterSteps, *, keep: bool = True) -> None:
+    """End a store: commit what its end keeps, remove what it does not keep, and release everything.
+
+    Args:
+        steps: the store.
+        keep: False drops all changes, as after a failed opening.
+
+    Raises:
+        TDStoreError: of `commit_rows` or another step. Everything is released all the same.
+
+    Example:
+        >>> from tdstore.storekit import end_writer
+        >>> end_writer(session)  # doctest: +SKIP
+    """
+    here = False
+    try:
+        state = steps.state()
+        here = state.pid == os.getpid()
+        if keep and here and state.writable and state.published and not state.lost:
+            try:
+                _commit_rows(steps, state)
+            except BaseException:
+                with suppress(StoreError):
+                    steps.take_back()
+                raise
+    finally:
+        try:
+            if here:
+                steps.remove_uncommitted()
+        finally:
+            steps.release()
+
+
+def commit_for_readers(steps: WriterSteps) -> bool:
+    """Commit written rows, as others are about to open the place. A change of structure waits for its header.
+
+    Args:
+        steps: the store.
+
+    Returns:
+        False where nothing was committed because the structure is being changed.
+    """
+    state = steps.state()
+    if state.structure:
+        return False
+    if state.published:
+        _commit_rows(steps, state)
+    return True
+
+
+def _commit_rows(steps: WriterSteps, state: WriterState) -> None:
+    if state.structure:
+        steps.drop_structure()
+        state = steps.state()
+    if state.rows:
+        steps.commit_rows()
+    else:
+        steps.unmark()
+
+
+def accept_dirty(
+    url: str,
+    named: Sequence[Path],
+    *,
+    accept: bool,
+    damaged: Callable[[], Iterable[Path]] | None = None,
+    writer: str = "a writer",
+    hint: str | None = None,
+) -> bool:
+    """Judge the leaves that a dead writer was writing, when a store is opened.
+
+    Args:
+        url: the location, for messages.
+        named: the leaves that its marker names.
+        accept: whether the caller takes them as they are (`recover="accept"`).
+        damaged: returns those that are neither as before nor as after the write; None: all of them.
+        writer: a description of the writer, for messages.
+        hint: what to do, if that is not what `refusals.dirty` says.
+
+    Returns:
+        True where leaves are to be taken as they are, and made the next commit.
+
+    Raises:
+        DirtyStoreError: not accepted, and leaves are half written.
+
+    Example:
+        >>> accept_dirty("runs/1", [("obs",)], accept=False, damaged=list)
+        False
+    """
+    if accept or not named:
+        return accept
+    bad = list(named if damaged is None else damaged())
+    if bad:
+        raise refusals.dirty(url, bad, writer=writer, hint=hint)
+    return False
+
+
+# -- sessions on a folder -----------------------------------------------------------------
 
 
 @dataclass

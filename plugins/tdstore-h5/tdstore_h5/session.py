@@ -11,7 +11,6 @@ import os
 import secrets
 import threading
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,7 +21,7 @@ import numpy as np
 from tdstore.errors import CorruptStoreError, StoreBusyError, StoreError
 from tdstore.header import Header
 from tdstore.lifetime import LiveObjects
-from tdstore.storekit import refusals
+from tdstore.storekit import WriterState, accept_dirty, commit_for_readers, end_writer, refusals
 from tdstore.storekit.checked import fill_pattern
 from tdstore.storekit.files import io_errors
 from tdstore.storekit.foreign_strings import leaves_of_values
@@ -439,19 +438,48 @@ class Session:
         for path, leaf in self.contents.leaves.items():
             leaf.committed, leaf.held = path, False
 
+    # -- the steps of the commit policy --------------------------------------------------
+    def state(self) -> WriterState:
+        handle = self.handle
+        return WriterState(
+            pid=handle.pid,
+            writable=handle.write,
+            published=not handle.temporary,
+            structure=self.structure,
+            rows=bool(self.marked or self.pending or self.accepted),
+            lost=handle.replaced or handle.fd < 0,
+        )
+
+    def drop_structure(self) -> None:
+        self.discard(rows=False)
+        self._put_back()
+
     def commit_rows(self) -> None:
-        """Commit rows that were written into leaves of the last commit, and drop all other changes."""
-        if self.structure:
-            self.discard(rows=False)
-            self._put_back()
-        if not (self.marked or self.pending or self.accepted):
-            return
         if self.ours:
             self.commit(self.document.header)
         else:
             self.overlaid()
             self._settle()
             self._committed()
+
+    def unmark(self) -> None:
+        """Keep the lock: the next change would have to wait for it."""
+
+    def take_back(self) -> None:
+        self.handle.failed = True
+        self.discard()  # where all old rows are saved for undo
+
+    def remove_uncommitted(self) -> None:
+        if self.handle.unwanted:
+            self.handle.divert()
+
+    def release(self) -> None:
+        self._datasets.clear()
+        self.raw.forget()
+        self.journal.close()
+        self.undo.forget()
+        self.aside.clear()
+        self.handle.release()
 
     def discard(self, *, rows: bool = True) -> None:
         """Discard changes; `StoreError` where more rows were written in place than are saved for undo: they stay."""
@@ -502,9 +530,8 @@ class Session:
         """Commit rows written in place and, until the next change, hold a shared lock: others may open the file."""
         if not self.handle.alone or self.handle.child:
             return
-        if self.structure:
+        if not commit_for_readers(self):
             raise refusals.uncommitted(self.url)
-        self.commit_rows()
         if self.handle.alone:
             self._join_readers()
 
@@ -515,26 +542,8 @@ class Session:
 
     def close(self) -> None:
         """Commit the rows that were written in place, drop structure that was not committed, and release the file."""
-        handle = self.handle
         self.exported.end()
-        try:
-            mine = handle.write and handle.pid == os.getpid() and not handle.child and not handle.replaced
-            if mine and not handle.temporary and handle.fd >= 0:
-                self.commit_rows()
-        except BaseException:
-            handle.failed = True
-            with suppress(StoreError):  # a refused commit: back to the last one, where all old rows are saved for undo
-                self.discard()
-            raise
-        finally:
-            if handle.unwanted and handle.pid == os.getpid() and not handle.child:
-                handle.divert()
-            self._datasets.clear()
-            self.raw.forget()
-            self.journal.close()
-            self.undo.forget()
-            self.aside.clear()
-            handle.release()
+        end_writer(self)
 
     # -- opening -----------------------------------------------------------------------
     def load(self) -> set[Path] | None:
@@ -563,20 +572,19 @@ class Session:
         for path in others:
             self.sums.drop(path)
         comparable = [p for p in named if p in leaves and p not in dirty and p in self.sums.leaves]
-        bad = {fault.path for fault in self.faults(comparable)} if comparable else set()
-        if accept:
+        if accept_dirty(
+            self.url,
+            sorted(named),
+            accept=accept,
+            damaged=lambda: sorted(dirty | {fault.path for fault in self.faults(comparable)}),
+            hint="recover='accept' opens it as it is: those leaves hold old rows and new ones, and maybe rows that "
+            "cannot be read; with mode='r+' this becomes what is committed",
+        ):
             for path, leaf in leaves.items():
                 self.sums.doubt(path, leaf.spec)
             self.document.specs = {p: leaf.spec for p, leaf in leaves.items()}
             self.marked, self.accepted = set(named), self.ours
             return
-        if dirty | bad:
-            raise refusals.dirty(
-                self.url,
-                sorted(dirty | bad),
-                hint="recover='accept' opens it as it is: those leaves hold old rows and new ones, and maybe rows that "
-                "cannot be read; with mode='r+' this becomes what is committed",
-            )
         if wrong:
             raise CorruptStoreError(f"{self.url}: {wrong[0]}", url=self.url, hint=_CHANGED)
         if verify == "full":

@@ -15,7 +15,7 @@ from tdstore.errors import (
     StoreError,
     StoreNotFoundError,
 )
-from tdstore.storekit import refusals
+from tdstore.storekit import accept_dirty
 from tdstore.storekit.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
 from tdstore.types import Path, path_text
 from tdstore_redis.cells.fetch import Damaged, fetch
@@ -66,13 +66,13 @@ class Session:
                 there = {record.session for record in writers}
                 dead = [record for record in dead if record.session in there]
         touched = sorted({tuple(path) for record in dead for path in record.touched})
-        if touched and not accept:
-            raise refusals.dirty(
-                self.url,
-                touched,
-                writer=", ".join(sorted({d.who for d in dead})),
-                hint="recover='accept' takes these leaves as they are; mode='w' replaces all",
-            )
+        accept_dirty(
+            self.url,
+            touched,
+            accept=accept,
+            writer=", ".join(sorted({d.who for d in dead})),
+            hint="recover='accept' takes these leaves as they are; mode='w' replaces all",
+        )
         check_declared(sum(a.spec.nbytes for a in document.arrays.values()), self.max_bytes, self.url)
         self.base = document
         self.document = document.copy()

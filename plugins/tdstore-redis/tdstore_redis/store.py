@@ -21,7 +21,7 @@ from tdstore.errors import (
 from tdstore.header import Header
 from tdstore.index.ranges import index_shape
 from tdstore.store import Cap, Store
-from tdstore.storekit import CheckedStore, refusals
+from tdstore.storekit import CheckedStore, end_writer, refusals
 from tdstore.storekit.budget import allocating
 from tdstore.storekit.pageadvice import empty
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
@@ -399,14 +399,9 @@ class RedisStore(CheckedStore[Array]):
 
     def _close(self) -> None:
         session = self._session
-        try:
-            # In a forked child, uncommitted changes and the connection belong to the parent.
-            if isinstance(session, Writer) and session.pid == os.getpid():
-                if session.published:
-                    commit.finish(session)
-                else:
-                    commit.discard(session)
-        finally:
+        if isinstance(session, Writer):
+            end_writer(commit.Steps(session))
+        else:
             session.end()
 
     def _open(self) -> Session:

@@ -21,7 +21,7 @@ from tdstore.engine import EngineCap
 from tdstore.errors import CorruptStoreError, StoreBusyError, StoreNotFoundError
 from tdstore.header import Header
 from tdstore.index.ranges import index_shape
-from tdstore.storekit import refusals
+from tdstore.storekit import accept_dirty, refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
 from tdstore.types import Fault, LeafSpec, Path, Read, path_text
 from tdstore_zarr.codec import bridge
@@ -249,14 +249,17 @@ class Contents:
     def _judge(self, mark: Mark, accept: bool) -> None:
         """Judge the marker of a writer that ended during a change of chunks in place: accept chunks as committed."""
         named = [path for path in map(tuple, mark.leaves) if path in self.leaves]
-        if accept:
-            self.accepted = True
+
+        def damaged() -> list[Path]:
+            unknown = not self.document.ours or len(named) < len(mark.leaves)
+            return list(mark.leaves) if unknown or self.faults(named) else []
+
+        if not (accept or mark.leaves):
+            raise refusals.dirty(self.url, [], writer=mark.who)  # its structure was being changed
+        if accept_dirty(self.url, mark.leaves, accept=accept, damaged=damaged, writer=mark.who):
             for path in named:
                 if EngineCap.LIST in self.engine.can:
                     relist(self.engine, self.leaves[path])
-            return
-        if not self.document.ours or len(named) < len(mark.leaves) or not mark.leaves or self.faults(named):
-            raise refusals.dirty(self.url, list(mark.leaves), writer=mark.who)
         self.accepted = True
 
     def _verify(self, verify: str) -> None:

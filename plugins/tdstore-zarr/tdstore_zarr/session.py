@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from tdstore.dtypes import to_numpy
 from tdstore.errors import StoreError
 from tdstore.header import Header
+from tdstore.storekit import WriterState, commit_for_readers, end_writer
 from tdstore.types import Path, path_text
 from tdstore_zarr.codec import bridge
 from tdstore_zarr.contents import Contents, Rows
@@ -57,7 +57,7 @@ class Session(Contents):
         self.buffers.flush()
         return Rows(dict(leaf.objects), self.engine.hold(map(leaf.key, leaf.objects)))
 
-    def _drop_structure(self) -> None:
+    def drop_structure(self) -> None:
         """Return to the leaves of the last commit, with the rows that were written into them."""
         self.buffers.flush()
         moved, marked = self._moved, self.marked
@@ -269,15 +269,21 @@ class Session(Contents):
         for path in [p for p, n in self.names.nodes.items() if n == node]:
             self.names.drop(path)
 
-    def settle(self) -> None:
-        """Commit the rows written since the last header; a change of structure needs a header."""
-        if not self.place.published:
-            return
-        if self._moved:
-            self._drop_structure()
-        if not (self.marked or self.accepted):
-            self.place.release()
-            return
+    def settle_rows(self) -> None:
+        """Commit the rows written since the last header; a change of structure waits for its header."""
+        commit_for_readers(self)
+
+    # -- the steps of the commit policy ------------------------------------------------------
+    def state(self) -> WriterState:
+        return WriterState(
+            pid=self.pid,
+            writable=self.writable,
+            published=self.place.published,
+            structure=bool(self._moved),
+            rows=bool(self.marked or self.accepted),
+        )
+
+    def commit_rows(self) -> None:
         if self.document.ours:
             self.commit(self.document.header)
             return
@@ -286,10 +292,23 @@ class Session(Contents):
         self._put_root(unmarked(self.root))
         self.accepted = False
 
-    def settle_rows(self) -> None:
-        """Commit as `settle` does, unless the structure is being changed: a header commits that."""
-        if not self._moved:
-            self.settle()
+    def unmark(self) -> None:
+        self.place.release()
+
+    def take_back(self) -> None:
+        """Leave it to `remove_uncommitted`: what is in memory ends with the store."""
+
+    def remove_uncommitted(self) -> None:
+        if not (self.writable and self.engine.active):
+            return
+        try:
+            self.engine.abandon()
+        except StoreError as error:
+            _log.warning("tdstore: %s: the next writer has to tidy up: %s", self.url, error)
+
+    def release(self) -> None:
+        self.buffers.clear()
+        self.place.close()
 
     def written_keys(self) -> list[str]:
         """Return every object that was put."""
@@ -300,19 +319,7 @@ class Session(Contents):
         if self.closed:
             return
         self.closed = True
-        mine = self.writable and self.pid == os.getpid()
-        try:
-            if mine and not discard:
-                self.settle()
-        finally:
-            self.buffers.clear()
-            try:
-                if mine and self.engine.active:
-                    self.engine.abandon()
-            except StoreError as error:
-                _log.warning("tdstore: %s: the next writer has to tidy up: %s", self.url, error)
-            finally:
-                self.place.close()
+        end_writer(self, keep=not discard)
 
 
 def _array_of(value: Tensor) -> Any:

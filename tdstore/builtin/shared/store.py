@@ -34,7 +34,7 @@ from tdstore.lifetime import Ending
 from tdstore.pickling import rebuild
 from tdstore.registry import split_scheme
 from tdstore.store import Cap
-from tdstore.storekit import refusals
+from tdstore.storekit import accept_dirty, refusals
 from tdstore.storekit.files import SAFE, io_errors
 from tdstore.types import Fault, LeafSpec, Mode, Path, Write
 
@@ -416,14 +416,14 @@ class SharedStore(TensorStore):
 
     def _refuse_dirty(self, recover: str | None) -> None:
         faults = self.verify()
-        if faults and recover is None:
-            raise refusals.dirty(
-                self.url,
-                [fault.path for fault in faults],
-                writer=faults[0].reason.partition(" ended ")[0],
-                hint="recover='accept' opens it with the rows of that write half old, half new",
-            )
-        if self.writable and recover == "accept":
+        accepted = accept_dirty(
+            self.url,
+            [fault.path for fault in faults],
+            accept=recover == "accept",
+            writer=faults[0].reason.partition(" ended ")[0] if faults else "",
+            hint="recover='accept' opens it with the rows of that write half old, half new",
+        )
+        if self.writable and accepted:
             clear_markers(self._arena, self._timeout)
 
 

@@ -27,7 +27,7 @@ from tdstore.index.ranges import Batch, Ints, byte_ranges, cover, index_shape
 from tdstore.index.rows import gather
 from tdstore.registry import registry
 from tdstore.store import Cap
-from tdstore.storekit import CheckedStore, refusals
+from tdstore.storekit import CheckedStore, accept_dirty, refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
 from tdstore.storekit.checked import full
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, StoreIndex, path_text
@@ -145,11 +145,9 @@ class RemoteH5Store(CheckedStore[Leaf]):
         for leaf in leaves.values():
             if leaf.offset is not None and leaf.offset + leaf.spec.nbytes > self._source.size:
                 self._source.read_at(0, leaf.offset + leaf.spec.nbytes)  # raises the error for a truncated file
-        if accept:
+        hint = "recover='accept' opens it as it is: those leaves may hold old and new rows"
+        if accept_dirty(self.url, sorted(self._mark or ()), accept=accept, hint=hint):
             return
-        if self._mark:
-            hint = "recover='accept' opens it as it is: those leaves may hold old and new rows"
-            raise refusals.dirty(self.url, sorted(self._mark), hint=hint)
         if self._ours and verify != "none":
             for path in leaves.keys() | specs.keys():
                 if path not in leaves or path not in specs or leaves[path].spec != specs[path]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from tdstore.errors import CorruptStoreError, StoreError, StoreExistsError
 from tdstore.header import Header
-from tdstore.storekit import refusals
+from tdstore.storekit import WriterState, refusals
 from tdstore_redis.cells.layout import Array
 from tdstore_redis.connection import Reply, Wire, pack
 from tdstore_redis.document import DATASET, Document, encode
@@ -379,14 +380,42 @@ def _all_written(wire: Wire, array: Array) -> bool:
     return bool(np.unpackbits(octets)[array.sealed - first * 8 :][: array.cells - array.sealed].all())
 
 
-def finish(writer: Writer) -> None:
-    """Commit the rows that were written since the last commit; an uncommitted change of structure is dropped."""
-    if writer._lost is not None:
-        return
-    writer.replaced_rows.clear()
-    if writer.owns:
-        take_back(writer)
-    commit(writer, writer.known)
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of the commit policy for a writer."""
+
+    writer: Writer
+
+    def state(self) -> WriterState:
+        writer = self.writer
+        return WriterState(
+            pid=writer.pid,
+            writable=True,
+            published=writer.published,
+            structure=writer.owns,
+            rows=bool(writer.marks or writer.owns or writer.staging),
+            lost=writer._lost is not None,
+        )
+
+    def drop_structure(self) -> None:
+        self.writer.replaced_rows.clear()  # or `take_back` would restore what was there before them
+        take_back(self.writer)
+
+    def commit_rows(self) -> None:
+        commit(self.writer, self.writer.known)
+
+    def unmark(self) -> None:
+        """Leave it: a writer without rows and structure has no mark."""
+
+    def take_back(self) -> None:
+        """Leave it: each step was durable, and the next opener is told of the marks."""
+
+    def remove_uncommitted(self) -> None:
+        if not self.writer.published:
+            discard(self.writer)
+
+    def release(self) -> None:
+        self.writer.end()
 
 
 def take_back(writer: Writer) -> None:
