@@ -390,7 +390,8 @@ class ByteStore(CheckedStore[Leaf]):
 
     # -- inside --------------------------------------------------------------------------
     def _open(self) -> View:
-        self._check_open()
+        if self._closed:
+            raise refusals.closed(self.url)
         return self._view
 
     def _read_only(self) -> ReadOnlyError:

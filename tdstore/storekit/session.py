@@ -109,11 +109,11 @@ def end_writer(steps: WriterSteps, *, keep: bool = True) -> None:
         >>> from tdstore.storekit import end_writer
         >>> end_writer(session)  # doctest: +SKIP
     """
-    here = False
+    mine = False
     try:
         state = steps.state()
-        here = state.pid == os.getpid()
-        if keep and here and state.writable and state.published and not state.lost:
+        mine = state.writable and state.pid == os.getpid()
+        if keep and mine and state.published and not state.lost:
             try:
                 _commit_rows(steps, state)
             except BaseException:
@@ -122,7 +122,7 @@ def end_writer(steps: WriterSteps, *, keep: bool = True) -> None:
                 raise
     finally:
         try:
-            if here:
+            if mine:
                 steps.remove_uncommitted()
         finally:
             steps.release()

@@ -89,8 +89,8 @@ def test_without_changes_others_may_write():
 
 @pytest.mark.parametrize(
     "unwanted",
-    [{"published": False}, {"lost": True}, {"writable": False}],
-    ids=["never committed", "lost its place", "a reader"],
+    [{"published": False}, {"lost": True}],
+    ids=["never committed", "lost its place"],
 )
 def test_nothing_is_committed(unwanted):
     assert ended(writer(rows=True, structure=True, **unwanted)) == ["remove_uncommitted", "release"]
@@ -98,6 +98,10 @@ def test_nothing_is_committed(unwanted):
 
 def test_dropped_changes_are_not_committed():
     assert ended(writer(rows=True), keep=False) == ["remove_uncommitted", "release"]
+
+
+def test_a_reader_is_released():
+    assert ended(writer(rows=True, structure=True, writable=False)) == ["release"]
 
 
 def test_a_forked_child_releases_and_removes_nothing():

@@ -441,14 +441,8 @@ class Session:
     # -- the steps of the commit policy --------------------------------------------------
     def state(self) -> WriterState:
         handle = self.handle
-        return WriterState(
-            pid=handle.pid,
-            writable=handle.write,
-            published=not handle.temporary,
-            structure=self.structure,
-            rows=bool(self.marked or self.pending or self.accepted),
-            lost=handle.replaced or handle.fd < 0,
-        )
+        rows, lost = bool(self.marked or self.pending or self.accepted), handle.replaced or handle.fd < 0
+        return WriterState(handle.pid, handle.write, not handle.temporary, self.structure, rows, lost)
 
     def drop_structure(self) -> None:
         self.discard(rows=False)
@@ -476,9 +470,10 @@ class Session:
     def release(self) -> None:
         self._datasets.clear()
         self.raw.forget()
-        self.journal.close()
-        self.undo.forget()
-        self.aside.clear()
+        if self.handle.write:
+            self.journal.close()
+            self.undo.forget()
+            self.aside.clear()
         self.handle.release()
 
     def discard(self, *, rows: bool = True) -> None:
@@ -551,7 +546,7 @@ class Session:
         with h5_errors(self.url, "reading its structure"):
             file = self.handle.file
             text, mark = get_attribute(file, MANIFEST, self.url), get_attribute(file, DIRTY, self.url)
-            self.contents = self.walker().walk()
+            self.contents = Walker(file, self.url, trust=self.trust).walk()
             for path, leaf in self.contents.leaves.items():
                 leaf.committed = path
             self.ours = text is not None
@@ -571,12 +566,16 @@ class Session:
         self.raw.need(max([x.offset + x.spec.nbytes for x in leaves.values() if x.offset is not None], default=0))
         for path in others:
             self.sums.drop(path)
-        comparable = [p for p in named if p in leaves and p not in dirty and p in self.sums.leaves]
-        if accept_dirty(
+
+        def damaged() -> list[Path]:
+            comparable = [p for p in named if p in leaves and p not in dirty and p in self.sums.leaves]
+            return sorted(dirty | {fault.path for fault in self.faults(comparable)})
+
+        if (accept or named) and accept_dirty(
             self.url,
             sorted(named),
             accept=accept,
-            damaged=lambda: sorted(dirty | {fault.path for fault in self.faults(comparable)}),
+            damaged=damaged,
             hint="recover='accept' opens it as it is: those leaves hold old rows and new ones, and maybe rows that "
             "cannot be read; with mode='r+' this becomes what is committed",
         ):

@@ -545,7 +545,8 @@ class H5Store(CheckedStore[Stored]):
         return {name: value for name, value in filters.items() if value is not None}
 
     def _open(self) -> Session:
-        self._check_open()
+        if self._closed:
+            raise refusals.closed(self.url)
         return self._session
 
     def _check_writable(self) -> None:

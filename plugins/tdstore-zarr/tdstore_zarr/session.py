@@ -299,10 +299,9 @@ class Session(Contents):
         """Leave it to `remove_uncommitted`: what is in memory ends with the store."""
 
     def remove_uncommitted(self) -> None:
-        if not (self.writable and self.engine.active):
-            return
         try:
-            self.engine.abandon()
+            if self.engine.active:
+                self.engine.abandon()
         except StoreError as error:
             _log.warning("tdstore: %s: the next writer has to tidy up: %s", self.url, error)
 

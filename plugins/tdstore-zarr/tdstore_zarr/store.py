@@ -513,7 +513,8 @@ class ZarrStore(CheckedStore[Stored]):
         return {"chunks": meta.inner, **shards, "codecs": ", ".join(names) or None}
 
     def _open(self) -> Session:
-        self._check_open()
+        if self._closed:
+            raise refusals.closed(self.url)
         return self._session
 
     def _check_writable(self) -> None:

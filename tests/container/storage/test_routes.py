@@ -28,10 +28,10 @@ MOST = {
     ("memmap", "open"): 300,
     ("h5", "write"): 138,
     ("h5", "save"): 707,
-    ("h5", "open"): 275,
+    ("h5", "open"): 270,
     ("zarr", "write"): 136,
-    ("zarr", "save"): 1074,
-    ("zarr", "open"): 443,
+    ("zarr", "save"): 1058,
+    ("zarr", "open"): 430,
 }
 """Calls of a route, the second time that it is taken. Where a change makes fewer, lower the number."""
 

@@ -37,6 +37,8 @@ SAFE_CODECS = frozenset(
 )
 """Codecs of zarr-python that read numbers and run no code of the file's choosing."""
 
+_NAMES = {str, type(None)}
+"""Types of the names of dimensions."""
 _HEX = re.compile(r"0x[0-9a-fA-F]{1,32}")
 
 
@@ -82,7 +84,7 @@ class ArrayMeta:
     @property
     def inner_bytes(self) -> int:
         """Return the decoded size of an inner chunk."""
-        return math.prod(self.inner) * self.itemsize
+        return math.prod(self.inner) * self.dtype.itemsize
 
     @property
     def index_bytes(self) -> int:
@@ -254,7 +256,7 @@ def _parse(data: Any, where: str, url: str, trust: bool) -> ArrayMeta:
         raise InvalidArgumentError("its codecs are not a list")
     codecs = [{"name": c} if isinstance(c, str) else dict(c) for c in codecs]
     names = data.get("dimension_names")
-    if names is not None and (len(names) != len(shape) or not all(isinstance(n, str | None) for n in names)):
+    if names is not None and (len(names) != len(shape) or not {*map(type, names)} <= _NAMES):
         raise InvalidArgumentError("its dimension names do not fit its shape")
     stored = numpy_dtype(dtype)
     meta = ArrayMeta(

@@ -85,4 +85,5 @@ class ArrayParser:
         if not isinstance(data, dict) or data.get("node_type") != "array":
             raise CorruptStoreError(f"{self.url}: {where} has no array", url=self.url, hint="restore it from a copy")
         meta = parse_array(data, where, self.url, trust=self.trust)
-        return Parsed(meta, meta.spec(), Cut.of(meta), math.prod(meta.grid))
+        cut = Cut.of(meta)
+        return Parsed(meta, meta.spec(), cut, math.prod(cut.grid))

@@ -103,7 +103,7 @@ class Cut:
         else:
             raw = False
         per_object = tuple(map(floordiv, meta.chunks, inner))
-        return Cut(inner, per_object, meta.grid, math.prod(inner) * meta.itemsize, raw, pipeline)
+        return Cut(inner, per_object, meta.grid, math.prod(inner) * meta.dtype.itemsize, raw, pipeline)
 
 
 def parse_index(data: memoryview | bytes, leaf: Leaf, size: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:

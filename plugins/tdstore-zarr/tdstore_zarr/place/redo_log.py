@@ -344,7 +344,8 @@ class LoggedEngine(Engine, Generic[E]):
     def follow(self, log: RedoLog | None) -> None:
         """Adopt the log of a root that was read or put."""
         self.committed = log or RedoLog()
-        self.restore({}, ())
+        if log or self.puts or self.gone or self._held:
+            self.restore({}, ())
 
     def apply(self) -> None:
         """Move committed objects to their places. A repetition after a failure or a crash does the rest."""
