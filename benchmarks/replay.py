@@ -225,15 +225,18 @@ def growth(bench: Bench) -> None:
 def prioritized(bench: Bench, rows: int, root: Path) -> None:
     """Samples by priority, with the update of the priorities.
 
-    torchrl keeps priorities in a compiled extension, which loads only with the torch that it was built for: without
-    it, there is no figure of the peer.
+    torchrl keeps priorities in a compiled extension, which loads only with the torch that it was built for. Without
+    it, and without a compiler to build it, there is no figure of the peer.
     """
+    if not bench.wants("prioritized", "small, memory"):
+        return
     parts: dict[str, Any] = {OURS: {"sampler": ours.PrioritizedSampler(rows, 0.7, 0.5)}}
     without = list(bench.options.without)
     if bench.has(PEER):
         from torchrl.data import PrioritizedSampler
 
         try:
+            built_extension()
             parts[PEER] = {"sampler": PrioritizedSampler(rows, 0.7, 0.5)}
         except RuntimeError as error:
             print(f"torchrl's PrioritizedSampler does not work here ({error}): no ratio")
@@ -242,6 +245,33 @@ def prioritized(bench: Bench, rows: int, root: Path) -> None:
     bench.micro("prioritized", "small, memory", {k: v for k, v in trio.runs(learn).items() if k != FLOOR})
     bench.options.without[:] = without
     del trio
+
+
+def built_extension() -> None:
+    """Give torchrl its segment trees where the compiled ones of its wheel do not load, built from its sources.
+
+    This takes a minute, and is kept in torch's folder of extensions.
+
+    Raises:
+        RuntimeError: there is no compiler, or it failed.
+    """
+    try:
+        importlib.import_module("torchrl._torchrl")
+        return
+    except ImportError as error:
+        print(f"building torchrl's extension: {str(error)[:150]}")
+    from torch.utils import cpp_extension
+    from torchrl.data.replay_buffers.samplers import prioritized as theirs
+
+    sources = Path(theirs.__file__).parents[3] / "csrc"
+    made = cpp_extension.load(
+        "_torchrl", [str(sources / name) for name in ("pybind.cpp", "utils.cpp")],
+        extra_include_paths=[str(sources)], extra_cflags=["-O3"],
+    )  # fmt: skip
+    for kind in ("Sum", "Min"):
+        for dtype in ("Fp32", "Fp64"):
+            name = f"{kind}SegmentTree{dtype}"
+            setattr(theirs, name, getattr(made, name))
 
 
 def agilerl_buffers() -> Any:

@@ -118,7 +118,8 @@ class SegmentTree:
             nodes = (nodes << _SHIFT) + child
             child = child + starts
             found = rows.take(child)
-            left -= running.take(child) - found
+            if level is not self._weights[0]:
+                left -= running.take(child) - found
         # Rounding may put a mass at the very end of a node, on a slot without weight.
         if len(nodes) and (not found.all() or nodes[-1] >= self.size):
             empty = np.flatnonzero((found == 0) | (nodes >= self.size))
