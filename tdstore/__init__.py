@@ -40,6 +40,7 @@ from tdstore.container.values.codecs import register_codec, register_enum
 from tdstore.container.values.nontensor import MetaData, NonTensorData, NonTensorStack
 from tdstore.convert.checkpoints.safetensors_files import from_safetensors
 from tdstore.convert.objects.arrays import from_struct_array
+from tdstore.convert.objects.npz import from_npz
 from tdstore.convert.objects.python import (
     from_any,
     from_dict,
@@ -52,8 +53,9 @@ from tdstore.convert.objects.python import (
 from tdstore.convert.objects.pytree import from_pytree
 from tdstore.convert.objects.reprs import parse_tensor_dict_string
 from tdstore.convert.tables.arrow import from_arrow
-from tdstore.convert.tables.files import from_csv, from_json, from_parquet
+from tdstore.convert.tables.files import from_csv, from_json
 from tdstore.convert.tables.pandas import from_pandas
+from tdstore.convert.tables.parquet import from_parquet
 from tdstore.header import Header
 from tdstore.hookspecs import Backend, Codec, hookimpl
 from tdstore.io.housekeeping import DatasetInfo, delete, exists, info, list_datasets
@@ -304,6 +306,7 @@ __all__ = [
     "from_module",
     "from_modules",
     "from_namedtuple",
+    "from_npz",
     "from_pandas",
     "from_parquet",
     "from_pytree",

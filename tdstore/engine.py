@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Self
 
-from tdstore.errors import StoreNotFoundError, UnsupportedError
+from tdstore.errors import OptionError, StoreNotFoundError, UnsupportedError
 from tdstore.index.ranges import Range
 
 Buffer = bytes | bytearray | memoryview
@@ -155,6 +155,24 @@ class Engine(ABC):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def parent_and_name(url: str) -> tuple[str, str]:
+    """Split `s3://bucket/d/x.h5` into `s3://bucket/d` and `x.h5`; in a chain, the first link that has a path.
+
+    Raises:
+        OptionError: the URL names no file.
+
+    Example:
+        >>> parent_and_name("simplecache::s3://bucket/d/x.h5")
+        ('simplecache::s3://bucket/d', 'x.h5')
+    """
+    chain = url.split("::")
+    at = next((i for i, link in enumerate(chain) if link.partition("://")[2].strip("/")), None)
+    head, _, name = chain[at].rstrip("/").rpartition("/") if at is not None else ("", "", "")
+    if at is None or not name or head.endswith(":/"):
+        raise OptionError(f"{url.partition('?')[0]} names no file", hint="a URL such as 's3://bucket/data.h5'")
+    return "::".join([*chain[:at], head, *chain[at + 1 :]]), name
 
 
 def get_and_look(engine: Engine, key: str, limit: int, others: Sequence[str]) -> tuple[Blob | None, list[str]]:

@@ -11,9 +11,9 @@ import numpy as np
 
 from tdstore.container.core.container import Container
 from tdstore.convert.checkpoints import safetensors_files
-from tdstore.convert.objects import arrays, python, pytree
+from tdstore.convert.objects import arrays, npz, python, pytree
 from tdstore.convert.objects import padding as objects_padding
-from tdstore.convert.tables import arrow, arrow_stream, files, mds, pandas
+from tdstore.convert.tables import arrow, arrow_stream, files, mds, pandas, parquet
 from tdstore.io.blocks import BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -50,10 +50,11 @@ class ConvertMixin(Container):
     from_tuple = _maker(python.from_tuple)
     from_list = _maker(python.from_list)
     from_pytree = _maker(pytree.from_pytree)
+    from_npz = _maker(npz.from_npz)
     from_struct_array = _maker(arrays.from_struct_array)
     from_arrow = _maker(arrow.from_arrow)
     from_pandas = _maker(pandas.from_pandas)
-    from_parquet = _maker(files.from_parquet)
+    from_parquet = _maker(parquet.from_parquet)
     from_csv = _maker(files.from_csv)
     from_json = _maker(files.from_json)
     from_safetensors = _maker(safetensors_files.from_safetensors)
@@ -217,7 +218,7 @@ class ConvertMixin(Container):
         """
         return pandas.to_pandas(self, separator)
 
-    def to_parquet(self, path: Any, *, separator: str | None = None, **kwargs: Any) -> None:
+    def to_parquet(self, path: Any, *, separator: str | None = None, tensors: bool = False, **kwargs: Any) -> None:
         """Write a parquet file with a row per element of the first batch dimension, in blocks of bounded memory.
 
         A file at a local path is replaced once all rows are written.
@@ -225,6 +226,7 @@ class ConvertMixin(Container):
         Args:
             path: a path, or a file object open for writing.
             separator: joins the keys of nested entries to the names of columns.
+            tensors: whether rows of several dimensions become Arrow's fixed-shape tensors instead of lists in lists.
             **kwargs: of `pyarrow.parquet.ParquetWriter`, such as `compression`.
 
         Raises:
@@ -232,7 +234,7 @@ class ConvertMixin(Container):
                 dimension.
             UnsupportedError: an entry is complex, or has values that do not fit into one column.
         """
-        files.to_parquet(self, path, separator, kwargs)
+        files.to_parquet(self, path, separator, tensors, kwargs)
 
     def to_csv(self, path: Any, *, separator: str | None = None, **kwargs: Any) -> None:
         """Write a csv file with a row per element of the first batch dimension, in blocks of bounded memory.

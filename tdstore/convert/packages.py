@@ -44,6 +44,16 @@ def parquet() -> ModuleType:
     return made
 
 
+def arrow_filesystem() -> ModuleType:
+    """Import the module `pyarrow.fs`."""
+    try:
+        import pyarrow.fs  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    except ImportError as error:
+        _missing("pyarrow", error)
+    made: ModuleType = pyarrow.fs
+    return made
+
+
 def safetensors() -> ModuleType:
     """Import the module `safetensors.torch`, and with it `safetensors`."""
     try:

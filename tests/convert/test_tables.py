@@ -19,7 +19,7 @@ import torch
 
 import tdstore
 from tdstore import TensorDict, from_arrow, from_csv, from_json, from_pandas, from_parquet
-from tdstore.convert.tables import files
+from tdstore.convert.tables import files, streaming
 from tdstore.convert.tables import row_blocks as going
 from tdstore.errors import BatchSizeError, MismatchError, MissingDependencyError, OptionError, UnsupportedError
 
@@ -196,7 +196,7 @@ def test_files_are_written_in_blocks(ending: str, kind: str, tmp_path: Path, mon
 @pytest.mark.parametrize("ending", FORMATS)
 @pytest.mark.parametrize("where", ["h5", "memmap", "zarr", "memory"])
 def test_files_are_read_into_a_store(ending: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "ROWS", 6)
+    monkeypatch.setattr(streaming, "BLOCK_ROWS", 6)
     write, read = FORMATS[ending]
     want = table(ending, rows(20))
     write(want, tmp_path / f"t.{ending}", separator=".")
@@ -216,7 +216,7 @@ def test_files_of_no_rows(ending: str, tmp_path: Path) -> None:
 
 
 def test_columns_that_change_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "ROWS", 2)
+    monkeypatch.setattr(streaming, "BLOCK_ROWS", 2)
     (tmp_path / "t.csv").write_text("a,b\n1,1\n2,2\n3.5,3\n4,x\n")
     td = from_csv(tmp_path / "t.csv", location=tmp_path / "x.h5", usecols=["a"])
     assert td["a"].tolist() == [1.0, 2.0, 3.5, 4.0]

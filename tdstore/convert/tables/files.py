@@ -19,24 +19,22 @@ import torch
 
 from tdstore.container.core.container import GROUP
 from tdstore.convert import packages
-from tdstore.convert.tables.arrow import from_arrow, to_arrow, value_types
+from tdstore.convert.tables import streaming
+from tdstore.convert.tables.arrow import to_arrow, value_types
 from tdstore.convert.tables.pandas import columns_of, from_pandas, needs_separator, to_pandas
 from tdstore.convert.tables.row_blocks import TEXT_BLOCK, refuse_ragged, row_blocks, with_rows
-from tdstore.convert.tables.streaming import Blocks, into_store
-from tdstore.errors import CorruptStoreError, InvalidArgumentError, OptionError, StoreError, UnsupportedError
+from tdstore.convert.tables.streaming import Sizes, Target, reading
+from tdstore.errors import InvalidArgumentError, UnsupportedError
 from tdstore.io.opening import Location, Storage
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
 
-ROWS = 1 << 16
-"""The number of rows of a block that is read for a store."""
-
 
 # -- out ---------------------------------------------------------------------------------------
 
 
-def to_parquet(td: Any, path: Any, separator: str | None, options: dict[str, Any]) -> None:
+def to_parquet(td: Any, path: Any, separator: str | None, tensors: bool, options: dict[str, Any]) -> None:
     """See `TensorDict.to_parquet`."""
     td = _table(td, separator)
     for name in ("engine", "index"):  # pandas' own: there is one engine, and no index
@@ -46,7 +44,7 @@ def to_parquet(td: Any, path: Any, separator: str | None, options: dict[str, Any
     with _replacing(path) as place:
         try:
             for block in _blocks(td, 32 << 20):
-                table = to_arrow(block, separator, types)
+                table = to_arrow(block, separator, types, tensors)
                 writer = writer or packages.parquet().ParquetWriter(place, table.schema, **options)
                 writer.write_table(table)
         finally:
@@ -201,83 +199,6 @@ def _text_file(place: Any) -> Iterator[Any]:
 # -- in ----------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _reading(path: Any) -> Iterator[None]:
-    """Name the file in the error of a reader that cannot parse it."""
-    try:
-        yield
-    except ValueError as error:
-        if isinstance(error, StoreError):
-            raise
-        raise CorruptStoreError(
-            f"{path}: {error}", url=str(path), hint="the file is damaged, or does not fit the arguments"
-        ) from error
-
-
-def from_parquet(
-    path: Any,
-    *,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
-    separator: str | None = None,
-    dtype: torch.dtype | None = None,
-    columns: list[str] | None = None,
-    location: Location = None,
-    storage: Storage = None,
-    options: dict[str, Any] | None = None,
-    **kwargs: Any,
-) -> TensorDictBase:
-    """Make a TensorDict from a parquet file, or from a folder or list of them, as `from_arrow` does.
-
-    Args:
-        path: the file, folder or list; with `location` one file.
-        auto_batch_size: whether each level gets the largest batch size that its entries share, instead of one batch
-            dimension over the rows.
-        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
-        device: the device of the tensors; default: the CPU.
-        batch_size: the batch size; default: the number of rows.
-        separator: splits the names of columns into nested keys.
-        dtype: the dtype of every tensor; default: that of the column.
-        columns: the names of the columns to read; default: all.
-        location: write the rows to a new dataset at this path or URL, in blocks of bounded memory, and return the
-            TensorDict over it: for a file larger than memory.
-        storage: the name of a backend for it; default: determined by `location`.
-        options: options of the backend.
-        **kwargs: of `pyarrow.parquet.read_table`.
-
-    Raises:
-        CorruptStoreError: the file is truncated, or not a parquet file. InvalidArgumentError: two columns have one
-            name.
-        OptionError: `location` or `storage` with `auto_batch_size`, `batch_size` or `device`.
-
-    Example:
-        >>> TensorDict({"a": [1, 2], "n": {"s": ["x", "y"]}}, [2]).to_parquet("t.parquet", separator=".")
-        >>> from_parquet("t.parquet", separator=".")["n", "s"]
-        LinkedList(['x', 'y'])
-    """
-    for name in ("engine", "index"):
-        kwargs.pop(name, None)
-    parquet = packages.parquet()
-    sizes = _Sizes(auto_batch_size, batch_dims, device, batch_size)
-    columns_options: dict[str, Any] = {"separator": separator, "dtype": dtype}
-    target = _Target(location, storage, options or {})
-    if target.is_set:
-
-        def blocks() -> Iterator[Any]:
-            with parquet.ParquetFile(path, **kwargs) as file:
-                for batch in file.iter_batches(ROWS, columns=columns):
-                    yield from_arrow(batch, **columns_options)
-
-        return target.write(blocks, sizes)
-    with _reading(path):
-        table = parquet.read_table(path, columns=columns, **kwargs)
-    stored = (table.schema.pandas_metadata or {}).get("index_columns", ())
-    table = table.drop_columns([name for name in stored if name in table.schema.names])
-    return from_arrow(table, **sizes._asdict(), **columns_options)
-
-
 def from_csv(
     path: Any,
     *,
@@ -322,7 +243,7 @@ def from_csv(
     if int(pandas.__version__.split(".")[0]) < 3:  # from then on numbers are read exactly anyway
         kwargs.setdefault("float_precision", "round_trip")
     frames = _Frames(functools.partial(pandas.read_csv, path, **kwargs), True, separator, dtype)
-    return frames.collect(_Sizes(auto_batch_size, batch_dims, device, batch_size), location, storage, options)
+    return frames.collect(Sizes(auto_batch_size, batch_dims, device, batch_size), location, storage, options)
 
 
 def from_json(
@@ -371,41 +292,7 @@ def from_json(
     lines = lines or str(path).endswith((".jsonl", ".ndjson"))
     kwargs = {"orient": "records", "lines": lines, "dtype": False, "precise_float": True, **kwargs}
     frames = _Frames(functools.partial(pandas.read_json, path, **kwargs), lines, separator, dtype)
-    return frames.collect(_Sizes(auto_batch_size, batch_dims, device, batch_size), location, storage, options)
-
-
-class _Sizes(NamedTuple):
-    """The arguments of readers that determine batch size and device, under their names."""
-
-    auto_batch_size: bool
-    batch_dims: int | None
-    device: Any
-    batch_size: Any
-
-
-class _Target(NamedTuple):
-    """The dataset to write rows to, if there is one."""
-
-    location: Location
-    storage: Storage
-    options: dict[str, Any]
-
-    @property
-    def is_set(self) -> bool:
-        return self.location is not None or self.storage is not None
-
-    def write(self, blocks: Blocks, sizes: _Sizes) -> TensorDictBase:
-        """Write blocks of rows.
-
-        Raises:
-            OptionError: another batch size than the rows, or a device, was requested.
-        """
-        if sizes.auto_batch_size or sizes.batch_size is not None or sizes.device is not None:
-            raise OptionError(
-                "rows that go into a store have one batch dimension and no device",
-                hint="leave out batch_size, auto_batch_size and device, and change them on the result",
-            )
-        return into_store(blocks, self.location, self.storage, self.options)
+    return frames.collect(Sizes(auto_batch_size, batch_dims, device, batch_size), location, storage, options)
 
 
 class _Frames(NamedTuple):
@@ -417,13 +304,13 @@ class _Frames(NamedTuple):
     dtype: torch.dtype | None
 
     def collect(
-        self, sizes: _Sizes, location: Location, storage: Storage, options: dict[str, Any] | None
+        self, sizes: Sizes, location: Location, storage: Storage, options: dict[str, Any] | None
     ) -> TensorDictBase:
         """Collect all rows, in memory or in the dataset at `location`."""
-        target = _Target(location, storage, options or {})
+        target = Target(location, storage, options or {})
         if target.is_set:
             return target.write(self._blocks, sizes)
-        with _reading(self.read.args[0]):
+        with reading(self.read.args[0]):
             frame = self.read()
         return from_pandas(frame, **sizes._asdict(), separator=self.separator, dtype=self.dtype)
 
@@ -432,5 +319,5 @@ class _Frames(NamedTuple):
         if not self.in_parts:
             yield convert(self.read())
             return
-        with self.read(**({} if "chunksize" in self.read.keywords else {"chunksize": ROWS})) as frames:
+        with self.read(**({} if "chunksize" in self.read.keywords else {"chunksize": streaming.BLOCK_ROWS})) as frames:
             yield from map(convert, frames)

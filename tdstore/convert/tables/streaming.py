@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from tdstore.container.storage.describe import describe
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import over
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
-from tdstore.errors import MismatchError, StoreError
+from tdstore.errors import CorruptStoreError, MismatchError, OptionError, StoreError, TDStoreError
 from tdstore.header import Header
 from tdstore.io.opening import Location, Storage, find_backend, open_store
 from tdstore.store import Cap
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 Blocks = Callable[[], Iterator[Any]]
 """Returns a new iterator over TensorDicts in memory; the first batch dimension of each is its rows."""
+BLOCK_ROWS = 1 << 16
+"""The most rows of a block that is read for a store."""
 
 
 def into_store(blocks: Blocks, location: Location, storage: Storage, options: dict[str, Any]) -> TensorDictBase:
@@ -122,3 +125,51 @@ def _joined(known: Any, value: Any, path: Path, rows: int) -> Any:
         )
     dtype = value.dtype if known is None else torch.promote_types(known.dtype, value.dtype)
     return torch.zeros((), dtype=dtype).expand(1, *value.shape[1:])
+
+
+class Sizes(NamedTuple):
+    """The arguments of readers that determine batch size and device, under their names."""
+
+    auto_batch_size: bool
+    batch_dims: int | None
+    device: Any
+    batch_size: Any
+
+
+class Target(NamedTuple):
+    """The dataset to write rows to, if there is one."""
+
+    location: Location
+    storage: Storage
+    options: dict[str, Any]
+
+    @property
+    def is_set(self) -> bool:
+        """Check whether rows go to a dataset."""
+        return self.location is not None or self.storage is not None
+
+    def write(self, blocks: Blocks, sizes: Sizes) -> TensorDictBase:
+        """Write blocks of rows.
+
+        Raises:
+            OptionError: another batch size than the rows, or a device, was requested.
+        """
+        if sizes.auto_batch_size or sizes.batch_size is not None or sizes.device is not None:
+            raise OptionError(
+                "rows that go into a store have one batch dimension and no device",
+                hint="leave out batch_size, auto_batch_size and device, and change them on the result",
+            )
+        return into_store(blocks, self.location, self.storage, self.options)
+
+
+@contextmanager
+def reading(path: Any) -> Iterator[None]:
+    """Name the file in the error of a reader that cannot parse it."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if isinstance(error, TDStoreError) or getattr(error, "errno", None) is not None:  # Arrow's own has no number
+            raise
+        raise CorruptStoreError(
+            f"{path}: {error}", url=str(path), hint="the file is damaged, or does not fit the arguments"
+        ) from error

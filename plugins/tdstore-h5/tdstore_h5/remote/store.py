@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from tdstore.dtypes import from_numpy, numpy_dtype
-from tdstore.engine import Engine
+from tdstore.engine import Engine, parent_and_name
 from tdstore.errors import (
     CorruptStoreError,
-    OptionError,
     ReadOnlyError,
     StoreError,
 )
@@ -83,16 +82,6 @@ def open_remote_h5(
         source.close()
         raise
     return store
-
-
-def parent_and_name(location: str) -> tuple[str, str]:
-    """Split `s3://bucket/d/x.h5` into `s3://bucket/d` and `x.h5`; in a chain, the first link that has a path."""
-    chain = location.split("::")
-    at = next((i for i, link in enumerate(chain) if link.partition("://")[2].strip("/")), None)
-    head, _, name = chain[at].rstrip("/").rpartition("/") if at is not None else ("", "", "")
-    if at is None or not name or head.endswith(":/"):
-        raise OptionError(f"{_plain(location)} names no file", hint="a URL such as 's3://bucket/data.h5'")
-    return "::".join([*chain[:at], head, *chain[at + 1 :]]), name
 
 
 def _plain(location: str) -> str:
