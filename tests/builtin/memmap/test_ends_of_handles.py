@@ -18,6 +18,7 @@ import torch
 import tdstore
 from tdstore import TensorDict
 from tdstore.lifetime import settle
+from tests import scripts
 
 
 def saved(folder: FsPath, name: str) -> FsPath:
@@ -49,8 +50,7 @@ def is_whole(path: FsPath, value: float = 1) -> bool:
 def script(body: str, *args: object) -> str:
     """The standard error of a script, which ends well."""
     head = "import os, shutil, sys, tempfile\nimport torch, tdstore\nfrom tdstore import TensorDict\n"
-    command = [sys.executable, "-W", "error", "-c", head + textwrap.dedent(body), *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = scripts.run(head + textwrap.dedent(body), *args)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
