@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import threading
+import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -243,6 +246,36 @@ def raises(
     except Exception as error:
         raise failure(f"{where}{expected} is expected, not {_error_name(type(error))}: {error}") from error
     raise failure(f"{where}{expected} is expected, and nothing was raised")
+
+
+def in_time(action: Callable[[], object], doing: str, seconds: float) -> None:
+    """Run an action that may wait for ever, in a thread; its errors are raised here.
+
+    Args:
+        action: called without arguments.
+        doing: what it does, for the message.
+        seconds: after which it waits for ever.
+    """
+    __tracebackhide__ = True
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        frame = sys._current_frames().get(thread.ident or 0)
+        where = "".join(traceback.format_stack(frame)[-3:]) if frame is not None else ""
+        raise failure(f"{doing}: the store waits for ever ({seconds:g} s and more). Where it waits:\n{where}")
+    if raised and isinstance(raised[0], AssertionError):
+        raise failure(str(raised[0])) from raised[0]
+    if raised:
+        raise raised[0]
 
 
 def _error_name(kind: type[BaseException]) -> str:

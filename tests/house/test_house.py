@@ -343,6 +343,19 @@ def test_tutorials_import_public_names_only():
     )
 
 
+def test_each_public_module_is_imported_by_a_document_or_a_plugin():
+    """The list is no longer than what is needed outside of the package."""
+    files = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", *RL]
+    files += [path for folder in ("plugins", "examples") for path in (ROOT / folder).rglob("*.py")]
+    imported = set()
+    for path in files:
+        text = path.read_text()
+        for module, names in re.findall(r"^[+ ]?\s*from (tdstore[\w.]*) import ([\w, ]+)", text, re.MULTILINE):
+            imported |= {module, *(f"{module}.{name.strip()}" for name in names.split(","))}
+        imported.update(re.findall(r"^[+ ]?\s*import (tdstore[\w.]*)", text, re.MULTILINE))
+    none(sorted(public_modules() - imported), "public modules that nobody imports")
+
+
 def private_imports(imports: Iterable[tuple[Path, ast.Import | ast.ImportFrom]]) -> list[str]:
     """Imports of tdstore's that are not of the page of public modules."""
     allowed = public_modules()

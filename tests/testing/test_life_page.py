@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tdstore.builtin.shared.store import SharedStore
 from tdstore.builtin.tdz.store import TdzStore
 from tdstore.bytestore.store import ByteStore
 from tdstore.store import Store
+from tdstore.storekit import CheckedStore, refusals
 from tdstore.testing import CrashTests, StoreTests
 from tdstore.testing.checks.openings import SHARED
 
@@ -74,3 +76,14 @@ def test_the_table_names_the_backends_with_a_generation():
     _, _, section = PAGE.read_text().partition("These backends have a `generation`")
     named = re.findall(r"^\| `(\w+)` \|", section.partition("\n## ")[0], re.MULTILINE)
     assert sorted(named) == sorted(name for name, kind in kinds.items() if kind.generation is not Store.generation)
+
+
+def test_the_protocol_lists_what_a_checked_store_calls_and_its_errors():
+    _, _, section = (ROOT / "docs/reference/storage-protocol.md").read_text().partition("## The storekit")
+    section = section.partition("\n## ")[0]
+    called = re.findall(r"^\| `(_\w+)\(", section, re.MULTILINE)
+    assert sorted(called) == sorted(re.findall(r"^    `(_\w+)\(", CheckedStore.__doc__ or "", re.MULTILINE) + ["_spec"])
+    errors = re.findall(r"`(\w+)\(", section.partition("| when | error |")[2].partition("\n\n")[0])
+    assert len(errors) > 7
+    for name in errors:
+        assert inspect.isfunction(getattr(refusals, name)), name

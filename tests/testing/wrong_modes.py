@@ -81,6 +81,19 @@ class BareBusy(SqliteStore):
         super().close()
 
 
+class WaitsForEver(BareBusy):
+    """Asks for the lock again and again, however long another process has it."""
+
+    def write(self, writes):
+        while not self._new and self.lock is None:
+            try:
+                super().write(writes)
+            except sqlite3.OperationalError:
+                self._unlock()
+                time.sleep(0.05)
+        super().write(writes)
+
+
 class ReaderLocks(SqliteStore):
     """A reader keeps writers out."""
 
@@ -234,7 +247,7 @@ def _opener(cls: type[SqliteStore]) -> Any:
 
 
 MODES: tuple[type[SqliteStore], ...] = (
-    ForgetsRows, IgnoresWrites, XOverwrites, RPlusCreates, WIsA, BareErrors, BareBusy, ReaderLocks, ReadsByName,
-    CreateCommits, SameTemporary, ClosureOpener, TimeOfFile, OwnCounter, NewEachTime,
+    ForgetsRows, IgnoresWrites, XOverwrites, RPlusCreates, WIsA, BareErrors, BareBusy, WaitsForEver, ReaderLocks,
+    ReadsByName, CreateCommits, SameTemporary, ClosureOpener, TimeOfFile, OwnCounter, NewEachTime,
 )  # fmt: skip
 OPENERS = {cls.__name__: _opener(cls) for cls in (*MODES, WriteCommits, CopiesToPublish)}

@@ -483,6 +483,7 @@ def open_OptionEater(location: str | None = None, *, mode: str = "w", **ignored:
 
 
 TestOptionEater.open = staticmethod(open_OptionEater)  # type: ignore[name-defined]  # noqa: F821
+TestWaitsForEver.waiting = 2  # type: ignore[name-defined]  # noqa: F821
 TestWaitingDel.patience = 3  # type: ignore[name-defined]  # noqa: F821
 TestHiddenFlag.caps = HiddenFlag.caps  # type: ignore[name-defined]  # noqa: F821  # its author hides it here too
 TestIgnoredIndex.max_examples = 30  # type: ignore[name-defined]  # noqa: F821

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 
@@ -23,6 +24,7 @@ from tdstore.testing.comparing import (
     check_same,
     difference,
     failure,
+    in_time,
 )
 from tdstore.testing.processes.child import Child, filled_with
 from tdstore.testing.samples import sample
@@ -35,6 +37,9 @@ ROUNDS = 6
 
 class SharingTests(StoreSetup):
     """Tests that processes read the writes of others, and that parallel writers lose nothing."""
+
+    waiting: ClassVar[float] = 60
+    """Seconds after which a store that waits for another process waits for ever."""
 
     def child(self, location: Location, mode: Mode = "r", **options: Any) -> Child:
         """Start a second process with the store open; it ends with the test.
@@ -208,8 +213,10 @@ class RivalTests(SharingTests):
         self.saved(location, OLD)
         child = self.child(location, "r+")
         child.ask("hold", ("a",), 7.0)
-        for mode in ("r", "r+", "w"):
-            self._use_locked(location, mode)
+        modes: tuple[Mode, ...] = ("r", "r+", "w")
+        for mode in modes:
+            doing = f"mode {mode!r} where another process writes"
+            in_time(partial(self._use_locked, location, mode, doing), doing, self.waiting)
         with suppress(AssertionError):  # its rows may be of a store that mode "w" has replaced
             child.ask("close")
         child.close()
@@ -250,9 +257,8 @@ class RivalTests(SharingTests):
                         made = filled_with(OLD[path], 7.0) if path == ("a",) else OLD[path]
                         check_same(tensor, made, f"a place that its writer made anew: leaf {path_text(path)}")
 
-    def _use_locked(self, location: Location, mode: Mode) -> None:
+    def _use_locked(self, location: Location, mode: Mode, doing: str) -> None:
         __tracebackhide__ = True
-        doing = f"mode {mode!r} where another process writes"
         try:
             with self.made(location, mode, **self.at_once()) as store:
                 if mode == "w":
