@@ -136,10 +136,13 @@ class ExtremeOps(ReduceOps):
         pairs: list[Any] = []
 
         def values(leaves: Sequence[Tensor]) -> list[Tensor]:
-            pairs.extend(fn(leaf, at) for leaf in leaves)
-            return [pair.values for pair in pairs]
+            made = [fn(leaf, at) for leaf in leaves]
+            pairs.extend(made)
+            return [pair.values for pair in made]
 
         best = self._in_rows()._foreach(values)
         if not return_indices:
             return best
-        return getattr(torch.return_types, fn.__name__)((best, best._foreach(lambda _: [p.indices for p in pairs])))
+        rest = iter(pairs)  # `_foreach` asks once for each nested container that has a class or is a lazy stack
+        indices = best._foreach(lambda leaves: [next(rest).indices for _ in leaves])
+        return getattr(torch.return_types, fn.__name__)((best, indices))

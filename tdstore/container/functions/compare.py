@@ -60,10 +60,11 @@ def keys_compared(mine: Mapping[str, Any], theirs: Mapping[Any, Any]) -> Mapping
 
 
 def _with_values(mine: Any, other: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return a dict to compare with, in which a dict that stands beside a value is a value too, not nested entries."""
+    """Return a dict to compare with, in which a dict or a number that stands beside a value is a value too."""
     made: dict[Any, Any] = {}
     for key, value in other.items():
-        beside = mine._data.get(key) if isinstance(value, Mapping) and not isinstance(value, Container) else None
+        plain = isinstance(value, (Mapping, bool, int, float, complex)) and not isinstance(value, Container)
+        beside = mine._data.get(key) if plain else None
         if isinstance(beside, NonTensor):
             value = NonTensorData(value, beside.batch_size)
         elif isinstance(beside, Container) and not isinstance(beside, Container._stack_class):

@@ -360,7 +360,7 @@ def lazy_stack(
     tds = list(input)
     if not tds:
         raise InvalidStateError("lazy_stack needs at least one TensorDict")
-    if all(isinstance(td, Tensor) for td in tds):
+    if all(isinstance(td, (Tensor, NonTensor)) for td in tds):
         return torch.stack(tds, dim, out=out)
     tensorclass, tds = unwrap_all(tds)
     if tensorclass is not None and not tensorclass._open:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.paths import entry_path
+from tdstore.container.core.tensorclasses import class_of, rewrap, unwrap
 from tdstore.errors import InvalidStateError
 from tdstore.types import Path
 
@@ -19,6 +20,8 @@ E = TypeVar("E")
 
 def merge_tensordicts(*tensordicts: Any, callback_exist: Callback | Mapping[Any, Callback] | None = None) -> TensorDict:
     """Make a TensorDict of all entries of several; where more than one has an entry, the first counts.
+
+    Objects of a tensorclass give an object of the class of the first, unless the others have entries that it lacks.
 
     Args:
         callback_exist: gives the entry from the values of all, where every one of them has it; a dict of keys to
@@ -36,7 +39,8 @@ def merge_tensordicts(*tensordicts: Any, callback_exist: Callback | Mapping[Any,
         raise InvalidStateError(f"merge_tensordicts needs at least two TensorDicts, not {len(tensordicts)}")
     if isinstance(callback_exist, Mapping):
         callback_exist = {entry_path(key): fn for key, fn in callback_exist.items()}
-    return _merged([td._resident() for td in tensordicts], len(tensordicts), callback_exist, ())
+    made = _merged([td._resident() for td in tensordicts], len(tensordicts), callback_exist, ())
+    return rewrap(class_of(unwrap(tensordicts[0])), made)  # type: ignore[no-any-return]
 
 
 def unlocked_copy(entry: E) -> E:
@@ -53,7 +57,10 @@ def _merged(tds: Sequence[Any], everyone: int, callback: Any, path: Path) -> Ten
         fn = callback.get(here) if isinstance(callback, dict) else callback
         groups = [entry._resident() for entry in column if isinstance(entry, Container)]
         if isinstance(column[0], Container):
-            entry = _merged(groups, everyone, callback, here) if len(groups) > 1 else unlocked_copy(column[0])
+            if len(groups) > 1:
+                entry = rewrap(class_of(unwrap(column[0])), _merged(groups, everyone, callback, here))
+            else:
+                entry = unlocked_copy(column[0])
         elif fn is not None and len(column) == everyone:
             entry = fn(*column)
         else:

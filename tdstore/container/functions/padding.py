@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.paths import entry_path
-from tdstore.container.core.tensorclasses import Typed, rewrap, unwrap, unwrap_all
+from tdstore.container.core.tensorclasses import Typed, class_of, rewrap, unwrap, unwrap_all
 from tdstore.container.functions.construct_and_join import stack
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, merge
 from tdstore.errors import BatchSizeError, InvalidArgumentError, InvalidStateError, OutOfRangeError
@@ -106,7 +106,8 @@ def _padded(tds: Sequence[Any], dim: int, value: float, masks: Any, path: Path) 
         here = (*path, key)
         if all(isinstance(entry, Container) for entry in column):
             below = Container._resident_class(batch_size=batch, device=first.device)
-            made.set(key, _padded([entry._resident() for entry in column], dim, value, below, here))
+            nested = _padded([entry._resident() for entry in column], dim, value, below, here)
+            made.set(key, rewrap(class_of(unwrap(column[0])), nested))
             masks.set(key, below)
         elif all(isinstance(entry, Tensor) for entry in column):
             tensor, mask = _stacked(column, dim, value, here, len(batch))

@@ -232,12 +232,21 @@ def _moved(key: str, value: NonTensor, new: torch.Size, dim: int, inward: bool) 
         if not inward and isinstance(mapped, MappedValues) and mapped.level == (level or 0) + 1:
             return mapped.restore(key, new, dim)
         return NonTensorData(mapped, new)
+    if not inward and (mapped := _same_values(value)) is not None and mapped.level == (level or 0) + 1:
+        return mapped.restore(key, new, dim)
     if value.ndim < len(new):
         return value.move(lambda t: t.unsqueeze(dim).expand(new))
     rows = value.spread(lambda t: t.unbind(dim))
     if all(row.same(rows[0]) for row in rows):
         return rows[0]
     return NonTensorData(MappedValues(value, dim, level), new)
+
+
+def _same_values(stack: NonTensor) -> MappedValues | None:
+    """Return the mapped values that each position has: those of the elements of a lazy stack."""
+    values = stack.flat()
+    first = values[0] if values else None
+    return first if isinstance(first, MappedValues) and all(value is first for value in values) else None
 
 
 def _boxed(tree: Any, dims: Any, inward: bool) -> Any:

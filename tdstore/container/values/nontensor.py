@@ -564,7 +564,8 @@ def spread_over(part: NonTensor, shape: torch.Size) -> list[Any]:
 
 def _joined(fn: Any, tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> NonTensor:
     at = as_dim(dim, tensors[0].ndim + (fn is torch.stack))
-    return merge(list(tensors), lambda parts: fn(parts, at), collapse=fn is torch.cat)
+    uneven = fn is torch.stack and not at and len({part.batch_size for part in tensors}) > 1  # one list for each
+    return NonTensorStack(*tensors) if uneven else merge(list(tensors), lambda p: fn(p, at), collapse=fn is torch.cat)
 
 
 def merge(parts: list[NonTensor], fn: Callable[[list[Tensor]], Tensor], *, collapse: bool = False) -> NonTensor:
@@ -587,8 +588,7 @@ def merge(parts: list[NonTensor], fn: Callable[[list[Tensor]], Tensor], *, colla
     single = not collapse and all(isinstance(p, NonTensorData) and p.ndim for p in parts)
     if single and (stacked := stacked_positions([p.batch_size for p in parts], fn)) is not None:
         return NonTensorStack._make(PartValues(p.plain() for p in parts), stacked)
-    values: list[Any] = []
-    at = []
+    values, at = list[Any](), list[Tensor]()
     for part in parts:
         at.append(torch.arange(len(values), len(values) + part.numel()).reshape(part.batch_size))
         values += part.flat()

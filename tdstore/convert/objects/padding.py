@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, Container
+from tdstore.container.core.tensorclasses import class_of, rewrap, unwrap
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.errors import InvalidStateError, UnevenError
 from tdstore.index.shapes import as_size
@@ -41,7 +42,7 @@ def _padded(td: Any, padding: float, batch: torch.Size | None) -> Any:
             if kind == LEAF and value.is_nested:
                 data[key] = padded_together(value.unbind(), padding)
             else:
-                data[key] = _padded(value, padding, None) if kind == GROUP else value
+                data[key] = rewrap(class_of(unwrap(value)), _padded(value, padding, None)) if kind == GROUP else value
     sizes = _sizes(td, data)
     made = Container._resident_class(batch_size=sizes, device=td.device, names=td._dim_names())
     for key, value in data.items():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from tdstore.container.core.container import LEAF, VALUE, Container
+from tdstore.container.core.tensorclasses import unwrap
+from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import BatchSizeError, UnevenError
 from tdstore.index.selection import index_shape
@@ -104,6 +107,46 @@ def reduced_size(batch: torch.Size, dims: tuple[int, ...], keepdim: bool) -> tor
     if keepdim:
         return torch.Size(1 if i in dims else n for i, n in enumerate(batch))
     return torch.Size(n for i, n in enumerate(batch) if i not in dims)
+
+
+def row_parts(value: Any, found: Route, single: bool) -> list[tuple[int, Any]]:
+    """Return the elements that a route leads to, each with its part of the value; `single` gives all the whole."""
+    if single or isinstance(found.rows, int):
+        return [(row, value) for row in ([found.rows] if isinstance(found.rows, int) else found.rows.tolist())]
+    grid = found.rows
+    places = [torch.unravel_index(torch.tensor(i), grid.shape) for i in range(grid.numel())]
+    lead = (slice(None),) * found.place
+    return [(row, value._at((*lead, *map(int, at)))) for row, at in zip(grid.flatten().tolist(), places, strict=True)]
+
+
+def apart(targets: Sequence[Any], parts: Sequence[Any]) -> list[Any]:
+    """Copy the parts that an earlier target shares memory with, and so would be changed before they are read."""
+    written: set[object] = set()
+    found = []
+    for target, part in zip(targets, parts, strict=True):
+        found.append(part.clone() if written and isinstance(part, Container) and written & _places(part) else part)
+        written |= _places(target)
+    return found
+
+
+def _places(td: Any) -> set[object]:
+    """Return what says where the leaves of a container are: their storages, or the store that it is over."""
+    found: set[object] = set()
+    td = unwrap(td)
+    if isinstance(td, Container._stack_class):
+        return found.union(*(_places(element) for element in td._tds))
+    if isinstance(td, Container._stored_class):
+        return {id(td._handle)}
+    if is_compiling():
+        return {id(td)}  # a graph has no storages
+    for value in td._data.values():
+        if isinstance(value, Container):
+            found |= _places(value)
+        elif is_batched(value):
+            found.add(value.untyped_storage()._cdata)
+        else:
+            found.add(id(value))
+    return found
 
 
 def reshapes(td: Any, part: Any) -> bool:

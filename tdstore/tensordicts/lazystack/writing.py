@@ -29,7 +29,7 @@ from tdstore.index.selection import index_shape
 from tdstore.keys import key_text
 from tdstore.store import Cap
 from tdstore.tensordicts.base import TensorDictBase
-from tdstore.tensordicts.lazystack.parts import flat_part, lifted, part_at, reshapes, result_ndim
+from tdstore.tensordicts.lazystack.parts import apart, flat_part, lifted, part_at, reshapes, result_ndim, row_parts
 from tdstore.tensordicts.lazystack.reading import LazyTree, check_elements, check_same_names
 from tdstore.tensordicts.lazystack.routing import pick, positions, route, unravel
 from tdstore.tensordicts.resident.entries import ResidentTree
@@ -73,8 +73,10 @@ class LazyWrites(LazyTree):
             made = _as_tensor(value, None)
             if made is not None:
                 return self._split_tensor(key, made)
-            if isinstance(value, (list, tuple)) and len(value) == len(tds) and (self._ragged or _entries(value)):
-                return list(value)
+            if isinstance(value, (list, tuple)) and len(value) == len(tds):
+                flat = not self._stack_dim and not any(isinstance(part, (list, tuple)) for part in value)
+                if self._ragged or flat or _entries(value):
+                    return list(value)
             return self._split(key, _as_value(key, value, self._batch_size))
         return [NonTensorData(value, td._batch_size) for td in tds]
 
@@ -275,17 +277,11 @@ class LazyWrites(LazyTree):
                         f"cannot write a TensorDict of batch size {list(value.batch_size)} "
                         f"at an index of batch size {list(shape)}"
                     ) from None
-        if single or isinstance(found.rows, int):
-            parts = [(r, value) for r in ([found.rows] if isinstance(found.rows, int) else found.rows.tolist())]
-        else:
-            grid = found.rows
-            places = [torch.unravel_index(torch.tensor(i), grid.shape) for i in range(grid.numel())]
-            lead = (_ALL,) * found.place
-            parts = [
-                (row, value._at((*lead, *map(int, at))))
-                for row, at in zip(grid.flatten().tolist(), places, strict=True)
-            ]
+        parts = row_parts(value, found, single)
         listed = not single and found.whole and any(isinstance(term, Tensor) for term in terms)
+        if len(parts) > 1 and isinstance(value, LazyTree):
+            rows, pieces = zip(*parts, strict=True)
+            parts = list(zip(rows, apart([self._tds[row] for row in rows], pieces), strict=True))
         for row, part in parts:
             td = self._tds[row]
             if listed and isinstance(td, ResidentTree) and not td.is_locked and reshapes(td, part):
@@ -329,8 +325,14 @@ class LazyWrites(LazyTree):
         return super().update(source, clone, inplace, **options)
 
     def _plan_update(self, changes: Any, source: Any, wanted: list[Path] | None, how: Any) -> None:
+        own = {id(td) for td in self._tds} if isinstance(source, LazyTree) else set()
         for td, part in zip(self._tds, self._per_element(source), strict=True):
-            td._plan_update(changes, part, wanted, how)
+            moved = part is not td and id(part) in own  # it is changed itself before it is read
+            td._plan_update(changes, part.clone(how.inplace) if moved else part, wanted, how)
+
+    def _differ(self) -> bool:
+        """Return whether some elements have entries that others lack."""
+        return any(set(td._first_keys()) != set(self._tds[0]._first_keys()) for td in self._tds[1:])
 
     def _resized(self, source: Any) -> list[Any]:
         lost = [key for key in self.keys(True, True) if key not in source.keys(True, True)]
@@ -347,10 +349,22 @@ class LazyWrites(LazyTree):
     def _plan_in_place(self, changes: Any, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> None:
         if source is self and at is None:
             return
-        if at is not None or not isinstance(source, Container):
+        if not isinstance(source, Container):
             super()._plan_in_place(changes, source, at, keys_to_update)
             return
-        for td, part in zip(self._tds, self._per_element(source), strict=True):
+        if at is not None:
+            ndim = len(self._inner) + 1
+            found = route(spelled_out(at, ndim), self._stack_dim, len(self._tds), ndim)
+            if found is None or found.lift or not found.whole or self._ragged or not self._differ():
+                super()._plan_in_place(changes, source, at, keys_to_update)
+                return
+            for row, part in row_parts(source, found, False):
+                self._tds[row]._plan_in_place(changes, part, None, keys_to_update)
+            return
+        parts = self._per_element(source)
+        if isinstance(source, LazyTree):
+            parts = apart(self._tds, parts)
+        for td, part in zip(self._tds, parts, strict=True):
             td._plan_in_place(changes, part, None, keys_to_update)
 
     def fill_(self, key: NestedKey, value: Any) -> Self:
