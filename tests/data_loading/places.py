@@ -14,7 +14,7 @@ import torch
 from tdstore import TensorDict
 from tdstore.builtin.shared.store import remove
 
-LOCAL = ["memmap", "h5", "zarr", "tdz", "shared"]
+LOCAL = ["memmap", "h5", "zarr", "tdz", "file", "shared"]
 SERVERS = ["redis", "s3"]
 _numbers = itertools.count()
 
@@ -37,6 +37,8 @@ def stored(kind: str, rows: int, request: Any) -> Iterator[tuple[str, dict[str, 
         place, options = f"{server.url}/{name}", {"storage_options": server.fsspec_options}
     elif kind == "shared":
         place = f"shm://test-{uuid.uuid4().hex}"
+    elif kind == "file":  # the object layout, in a folder
+        place = f"file://{folder}/{name}"
     else:
         place = str(folder / f"{name}{'' if kind == 'memmap' else '.' + kind}")
     numbered(rows).save(place, **options).close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import uuid
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -111,17 +112,35 @@ def test_a_deleted_dataset_leaves_nothing_of_its_versions(place, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_backends_without_versions_say_what_to_do(tmp_path):
-    place = str(tmp_path / "run.tdz")
-    td = TensorDict({"a": torch.zeros(3)}, [3]).save(place)
-    remedy = r"'tdz' backend has none(.|\n)*tdstore.copy"
-    with pytest.raises(UnsupportedError, match=remedy):
-        td.commit(message="a version")
-    td.close()
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ("{}/run", "'memmap' backend has none"),
+        ("{}/run.tdz", "'tdz' backend has none"),
+        ("{}/run.h5", "'h5' backend has none"),
+        ("{}/run.zarr", "'zarr' backend has none"),
+        ("file://{}/run.zarr", r"zarr(.|\n)*'remote' backend (has none there|reads it as zarr)"),
+        ("shm://versions-{}", "'shared' backend has none"),
+    ],
+)
+def test_backends_without_versions_say_what_to_do(tmp_path, where, named):
+    """The error names backend and remedy, and the dataset stays as it is and can be used."""
+    place = where.format(uuid.uuid4().hex if where.startswith("shm") else tmp_path)
+    remedy = rf"{named}(.|\n)*tdstore.copy"
+    with TensorDict({"a": torch.zeros(3)}, [3]).save(place) as td:
+        td.set_at_("a", torch.ones(1), slice(1))
+        with pytest.raises(UnsupportedError, match=remedy):
+            td.commit(message="a version")
+        td.commit()
     for attempt in (
         lambda: tdstore.versions(place),
         lambda: tdstore.prune(place, keep=1),
+        lambda: tdstore.tag(place, "x"),
+        lambda: tdstore.open(place, version="x"),
         lambda: tdstore.open(place, tag="x"),
+        lambda: tdstore.open(place, at=datetime.now(UTC)),
     ):
         with pytest.raises(UnsupportedError, match=remedy):
             attempt()
+    assert tdstore.open(place)["a"].tolist() == [1, 0, 0]
+    tdstore.delete(place)

@@ -134,6 +134,28 @@ def test_a_killed_driver_is_resumed_and_its_workers_end(place, log):
     assert again == [number for number in range(20) if number not in finished]  # none of the finished ones, others once
 
 
+def test_workers_of_dask_killed_at_random(place, log):
+    """A cluster gives up a worker whose restart takes longer than 15 s: on a busy machine that is all of them."""
+    distributed = pytest.importorskip("distributed", reason="make dev installs it")
+    dask = pytest.importorskip("dask")
+    location, options, keys = place
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "4 minutes"}),
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        td = tdstore.build(
+            location,
+            Killed(log, every=4),
+            range(24),
+            rows_per_task=ROWS,
+            executor=client.get_executor(),
+            storage_options=options,
+        )
+        assert_whole(td, 24, keys())
+    assert len(list(log.glob("killed-*"))) == 2
+
+
 def wait_for(condition, seconds=60.0):
     """Wait until a condition holds."""
     end = time.monotonic() + seconds
