@@ -1,4 +1,7 @@
-"""TensorAttrs: device and dtype of leaves, and a TensorDict of them as the target of `to`."""
+"""TensorAttrs: device and dtype of leaves, and a TensorDict of them as the target of `to`.
+
+`tdstore.TensorAttrs`, `td.attrs()` and `td.to(attrs)` are public, and state dicts hold such entries: users see all of it.
+"""
 
 from __future__ import annotations
 

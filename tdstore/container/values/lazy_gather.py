@@ -1,8 +1,8 @@
 """Lazy gathers from a list, materialised on first access or before the source changes.
 
 Indexing a batch with text moves no text: a million strings lie all over the memory, and to take 256 of them costs more
-than to take all the tensors beside them. What was taken is settled before a row of the source is written, and when
-nobody has the source any longer, so nobody can tell.
+than to take all the tensors beside them (256 of 300,000 rows: 2.6 times as long without). What was taken is settled
+before a row of the source is written, and when nobody has the source any longer, so nobody can tell.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class GatherRegistry:
                     made.values()
             self._pending.clear()
 
-    def __del__(self) -> None:
-        # Else a few rows that are kept would keep all the others.
-        if self._pending and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # Else a few rows that are kept would keep all the others. (At the end, the interpreter empties this module.)
+        if self._pending and not is_finalizing():
             self.materialize()
 
 

@@ -1,4 +1,8 @@
-"""Lists of values per row, as `td[key]` returns them, which write through."""
+"""Lists of values per row, as `td[key]` returns them, which write through.
+
+Users see it in `td["names"][3] = "ann"`: as in `tensordict`, the value is then in the TensorDict, and not in a copy
+(`test_linked_lists` runs this under both packages).
+"""
 
 from __future__ import annotations
 

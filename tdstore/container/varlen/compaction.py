@@ -1,6 +1,9 @@
-"""Texts of columns packed anew: the bytes of values that were overwritten are given back.
+"""Compact string columns: drop the bytes of overwritten values.
 
-Both leaves are made afresh and committed in one step, and the text gets another mark (see `packed`): who opened the
+Users see it as the size of a dataset: without it, a ring of rows with strings, as a replay buffer is, grows for ever
+(`test_a_ring_of_rows_stays_small`; docs/reference/values.md has the bound).
+
+Both leaves are made afresh and committed in one step, and the text gets another epoch (see `columns`): who opened the
 column before, and finds one of the new leaves, sees that and says so.
 """
 
@@ -18,13 +21,13 @@ from tdstore.storekit.foreign_strings import HEAD, SPANS, TEXT, mark_of, text_of
 from tdstore.types import Path, Read, Write
 
 AT_ONCE = 2 << 30
-"""Longer texts stay as they are until the whole entry is set: packing takes them into memory."""
+"""Longer texts stay as they are until the whole entry is set: compaction takes them into memory."""
 _FEW = 1 << 16
 """Less garbage is not worth a commit."""
 
 
 def compact_columns(handle: Any, paths: Iterable[Path]) -> None:
-    """Pack anew those columns at `paths` of whose text more than half is of no use any longer."""
+    """Compact those columns at `paths` of whose text more than half is unused."""
     for path in paths:
         if handle.column(path):
             _pack_one(handle, path)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tdstore import NonTensorStack, TensorDict
+from tdstore.container.values import lazy_gather
 from tdstore.container.values.lazy_gather import MANY, GatherRegistry
 
 N = 4 * MANY
@@ -155,3 +156,17 @@ def test_many_that_are_gone_are_forgotten():
     assert len(stack._gathers._pending) < 200
     stack[N - 1] = "new"
     assert all(part.tolist() == WANT for part in held) and not stack._gathers._pending
+
+
+def test_the_end_of_the_interpreter_is_silent(monkeypatch: pytest.MonkeyPatch):
+    """Objects of the main module may go after the modules that they need were emptied."""
+    stack = NonTensorStack.from_list([f"v{i}" for i in range(N)])
+    taken = stack._gathers.gather(stack.flat(), ROWS)
+    monkeypatch.setattr(lazy_gather, "sys", None)
+    with pytest.MonkeyPatch.context() as unraisable:
+        failures: list[object] = []
+        unraisable.setattr("sys.unraisablehook", failures.append)
+        del stack
+        gc.collect()
+    assert not failures
+    assert list(taken) == WANT
