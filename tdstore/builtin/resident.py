@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Generic
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from torch import Tensor
 from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.readcheck import ReadCheck
 from tdstore.dtypes import NAME_TO_DTYPE
+from tdstore.storekit.budget import SUSPECT_BYTES, check_holes
 from tdstore.storekit.checked import CheckedStore, L
+from tdstore.storekit.files import io_errors
 from tdstore.storekit.pageadvice import copy_rows
 from tdstore.types import Path, Read, StoreIndex, Write
 
@@ -35,6 +38,44 @@ class ResidentStore(CheckedStore[L], Generic[L]):
 
     def _summed(self, path: Path) -> LeafFile:
         """Return a leaf with its checksums."""
+        raise NotImplementedError
+
+
+class FileLeaf(Protocol):
+    """A leaf that is mapped from a file, as far as `MappedStore` knows it."""
+
+    path: Path
+    shape: torch.Size
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all its elements."""
+
+
+F = TypeVar("F", bound=FileLeaf)
+
+
+class MappedStore(ResidentStore[F], Generic[F]):
+    """Base of resident stores of files, in which most of a leaf may be holes."""
+
+    _options: dict[str, Any]
+
+    def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
+        if rows is not None:
+            for path in paths:
+                leaf = self._leaf(path)
+                self._refuse_holes(leaf, rows_of(leaf.shape, (rows,)))
+        super().check(paths, rows)
+
+    def _refuse_holes(self, leaf: F, rows: int) -> None:
+        """Refuse to copy rows that take far more memory than the storage has of them, unless that is allowed."""
+        wanted = leaf.nbytes // leaf.shape[0] * rows if leaf.shape and leaf.shape[0] else leaf.nbytes
+        if wanted > SUSPECT_BYTES and self._options["max_bytes"] is None:
+            with io_errors(self.url, "looking at leaves", writing=False):
+                check_holes(leaf.path, leaf.shape, leaf.nbytes, rows, partial(self._bytes_there, leaf), self.url)
+
+    def _bytes_there(self, leaf: F) -> int:
+        """Return the bytes that the storage has of a leaf, or of all leaves together."""
         raise NotImplementedError
 
 

@@ -16,7 +16,7 @@ from tdstore.builtin.memmap.resources import Hold
 from tdstore.builtin.memmap.steps import Recorded
 from tdstore.builtin.memmap.tensor import MemoryMappedTensor
 from tdstore.builtin.memmap.writing import LeafWriter, read_runs
-from tdstore.builtin.resident import ResidentStore, rows_of
+from tdstore.builtin.resident import MappedStore, rows_of
 from tdstore.errors import StoreClosedError, UnsupportedError
 from tdstore.header import Header, without_collection
 from tdstore.index.rows import runs
@@ -25,7 +25,6 @@ from tdstore.keys import encode_file_name
 from tdstore.lifetime import Ending
 from tdstore.store import Cap
 from tdstore.storekit import files
-from tdstore.storekit.budget import SUSPECT_BYTES, check_holes
 from tdstore.storekit.documents import PACKED_BYTES
 from tdstore.storekit.session import Lease
 from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
@@ -38,7 +37,7 @@ _MANY = 64
 """Writes of so many leaves make enough objects for the garbage collector to run, which looks at all of torch's."""
 
 
-class MemmapLeaves(ResidentStore[LeafFile]):
+class MemmapLeaves(MappedStore[LeafFile]):
     """A directory store without opening, commit and close."""
 
     leaf_options = frozenset({"preallocate"})
@@ -173,20 +172,8 @@ class MemmapLeaves(ResidentStore[LeafFile]):
             finally:
                 os.close(fd)
 
-    def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
-        if rows is not None:
-            for path in paths:
-                leaf = self._leaf(path)
-                self._refuse_holes(leaf, rows_of(leaf.shape, (rows,)))
-        super().check(paths, rows)
-
-    def _refuse_holes(self, leaf: LeafFile, rows: int) -> None:
-        """Refuse to copy rows that take far more memory than the leaf takes on the storage, unless that is allowed."""
-        wanted = leaf.nbytes // leaf.shape[0] * rows if leaf.shape and leaf.shape[0] else leaf.nbytes
-        if wanted > SUSPECT_BYTES and self._options["max_bytes"] is None:
-            with files.io_errors(self.url, "looking at leaves", writing=False):
-                stored = partial(self._writer.bytes_of, leaf)
-                check_holes(leaf.path, leaf.shape, leaf.nbytes, rows, stored, self.url)
+    def _bytes_there(self, leaf: LeafFile) -> int:
+        return self._writer.bytes_of(leaf)
 
     def _mapped(self, leaf: LeafFile) -> Tensor:
         tensor = self._leaves.get(leaf.path)

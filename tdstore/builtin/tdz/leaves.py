@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tdstore.builtin.memmap.layout import Layout, LeafFile
-from tdstore.builtin.resident import ResidentStore, put, rows_of
+from tdstore.builtin.resident import MappedStore, put, rows_of
 from tdstore.builtin.tdz.reading import LeafEntry, Member, as_entry, load_member
 from tdstore.builtin.tdz.writing import ArchiveFiles, new_file, new_info
 from tdstore.builtin.tensorbytes import write_tensor
@@ -21,7 +21,7 @@ from tdstore.errors import ConflictError, StoreNotFoundError
 from tdstore.header import Header
 from tdstore.store import Cap
 from tdstore.storekit import files
-from tdstore.storekit.budget import allocating, check_holes
+from tdstore.storekit.budget import allocating
 from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.pageadvice import empty
 from tdstore.storekit.sparse import HOLES, Holes, reserve
@@ -31,7 +31,7 @@ _TAIL = 4096
 """Bytes at the end of a file that tell one commit from another: members are listed there, with their checksums."""
 
 
-class TdzLeaves(ResidentStore[LeafEntry]):
+class TdzLeaves(MappedStore[LeafEntry]):
     """An archive's store without opening, commit and close."""
 
     caps = (
@@ -112,17 +112,10 @@ class TdzLeaves(ResidentStore[LeafEntry]):
         tensors = [self._tensor(entry) for entry, _ in wanted]
         return [self._gather(tensor, r) for tensor, (_, r) in zip(tensors, wanted, strict=True)]
 
-    def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
-        if rows is not None:
-            for path in paths:
-                entry = self._leaf(path)
-                self._refuse_holes(entry, rows_of(entry.shape, (rows,)))
-        super().check(paths, rows)
-
-    def _refuse_holes(self, leaf: LeafEntry, rows: int) -> None:
-        """Refuse to copy rows that take far more memory than the archive takes on the storage, unless it is allowed."""
-        if self._options["max_bytes"] is None and leaf.info is not None and not leaf.building:
-            check_holes(leaf.path, leaf.shape, leaf.nbytes, rows, lambda: self.nbytes_stored() or 0, self.url)
+    def _bytes_there(self, leaf: LeafEntry) -> int:
+        if leaf.info is None or leaf.building:
+            return leaf.nbytes
+        return self.nbytes_stored() or 0
 
     def _tensor(self, leaf: LeafEntry) -> Tensor:
         if leaf.probe is None:
