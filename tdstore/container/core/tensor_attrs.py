@@ -1,6 +1,6 @@
 """TensorAttrs: device and dtype of leaves, and a TensorDict of them as the target of `to`.
 
-`tdstore.TensorAttrs`, `td.attrs()` and `td.to(attrs)` are public, and state dicts hold such entries: users see all of it.
+`tdstore.TensorAttrs`, `td.attrs()` and `td.to(attrs)` are public, and state dicts hold such entries.
 """
 
 from __future__ import annotations
