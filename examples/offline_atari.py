@@ -189,6 +189,8 @@ def main() -> int:
             parser.error(f"there are no rows of {args.game} in {place}")
         meanings = list(data["meaning"])
         way, unseen = ways_of([meanings[row] for row in mine.tolist()]), held_out(data["episode"][mine])
+        if unseen.all():
+            parser.error(f"the rows of {place} are of one episode, and one is held out: play more of them, by --rows")
         rows = data.select(*ENTRIES)[mine]  # nothing is read: all else stays in the bucket
         curve, said = learn(args, rows, way, unseen)
         frequent = float((way[unseen] == way[~unseen].mode().values).float().mean())

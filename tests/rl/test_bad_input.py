@@ -475,3 +475,26 @@ def test_a_sampler_with_room_for_fewer_rows_grows(ndim):
         buffer.extend(TensorDict({"a": torch.full(shape, first)}, shape))
     assert len(buffer) == storage.max_size == (13 if ndim == 1 else 16)
     assert set(buffer.sample()["index"].reshape(999, -1)[:, 0].tolist()) == set(range(storage.shape[0]))
+
+
+@pytest.mark.parametrize("what", ["buffer_metadata.json", "writer/metadata.json", "a smaller sampler"])
+def test_a_checkpoint_that_cannot_be_loaded_changes_nothing(tmp_path, what):
+    def make(slots):
+        sampler = PrioritizedSampler(slots, 1.0, 0.0)
+        return TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=50)
+
+    def rows(*numbers):
+        return TensorDict({"a": torch.tensor(numbers)}, [len(numbers)])
+
+    make_one = make(8)
+    make_one.extend(rows(*range(6)))
+    make_one.dumps(tmp_path / "checkpoint")
+    buffer = make(3 if what == "a smaller sampler" else 8)
+    buffer.extend(rows(10, 11))
+    buffer.update_priority([0, 1], torch.tensor([0.0, 1.0]))
+    if what != "a smaller sampler":
+        (tmp_path / "checkpoint" / what).write_text("{broken")
+    with pytest.raises(ValueError, match="do not fit" if what == "a smaller sampler" else what):
+        buffer.loads(tmp_path / "checkpoint")
+    assert buffer[:]["a"].tolist() == [10, 11] and buffer.write_count == 2
+    assert set(buffer.sample()["a"].tolist()) == {11}

@@ -69,6 +69,16 @@ def test_their_writer_and_storage_in_our_buffer():
     assert len(other) == 9 and other.sample().batch_size == torch.Size([4])
 
 
+@pytest.mark.parametrize("storage", [tdstore.rl.ListStorage, tdstore.rl.LazyStackStorage])
+def test_their_data_in_a_list(storage):
+    buffer = TensorDictReplayBuffer(storage=storage(10), batch_size=3)
+    buffer.extend(data(4))
+    buffer.add(data(1)[0])
+    sample = buffer.sample()
+    assert sample.batch_size == torch.Size([3]) and sample["index"].shape == (3,)
+    assert (sample["obs"].diff(dim=1) == 1).all() and buffer[[0, 3]]["t"].tolist() == [0, 0]
+
+
 def test_their_data_and_transforms_in_our_buffer():
     transforms = pytest.importorskip("torchrl.envs.transforms")
     renamed = transforms.RenameTransform(["obs"], ["seen"])

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.errors import StateDictError, StoreNotFoundError, TDStoreError
+from tdstore.errors import CorruptStoreError, StateDictError, StoreNotFoundError, TDStoreError
 from tdstore.rl.storages.tabular import is_collection
 from tdstore.values import decode_value, encode_value
 
@@ -63,21 +63,34 @@ def _dump_batches(folder: FilePath, pending: Sequence[Future[Batch]]) -> list[An
 
 
 def load_parts(folder: FilePath, parts: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor | None, list[Future[Batch]]]:
-    """Have the parts of a buffer take over a checkpoint.
+    """Have the parts of a buffer take over a checkpoint; after most errors nothing is changed.
+
+    Args:
+        folder: of the checkpoint.
+        parts: the storage, the sampler and the writer, by the names of their folders.
 
     Returns:
         The metadata, the state of the generator, and the prefetched batches.
 
     Raises:
-        StoreNotFoundError: there is no checkpoint.
+        StoreNotFoundError: there is no checkpoint. CorruptStoreError: a file of it is no JSON.
     """
     if not (folder / _METADATA).exists():
         raise StoreNotFoundError(
             f"{folder} is no checkpoint of a replay buffer: there is no {_METADATA}", url=str(folder)
         )
-    about: dict[str, Any] = json.loads((folder / _METADATA).read_text())
-    for name, part in parts.items():
-        part.loads(folder / name)
+    about = _read(folder / _METADATA)
+    for name in ("sampler", "writer"):
+        for file in sorted((folder / name).glob("*.json")):
+            _read(file)
+    # A sampler may have room for fewer rows: it is asked before the rows are changed.
+    before = parts["sampler"].state_dict()
+    try:
+        for name in ("sampler", "storage", "writer"):
+            parts[name].loads(folder / name)
+    except BaseException:
+        parts["sampler"].load_state_dict(before)
+        raise
     rng = _copy_of(folder / _RNG)["state"] if (folder / _RNG).exists() else None
     pending = []
     for number, one in enumerate(about.get("prefetched", ())):
@@ -86,6 +99,14 @@ def load_parts(folder: FilePath, parts: Mapping[str, Any]) -> tuple[dict[str, An
         future.set_result((batch, dict(decode_value(one["info"])), one["ran_out"]))
         pending.append(future)
     return about, rng, pending
+
+
+def _read(file: FilePath) -> dict[str, Any]:
+    try:
+        read: dict[str, Any] = json.loads(file.read_text())
+    except ValueError as error:
+        raise CorruptStoreError(f"{file} of the checkpoint is no JSON: {error}", url=str(file)) from error
+    return read
 
 
 def load_states(parts: Mapping[str, Any], state_dict: Any) -> None:

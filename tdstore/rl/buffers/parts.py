@@ -29,6 +29,8 @@ V = TypeVar("V")
 
 def collated(items: Sequence[Any]) -> Any:
     """Collate a list of items into one batch: a dense stack where shapes agree, a lazy one where they differ."""
+    if is_foreign(items[0]):
+        items = [from_tensordict(item) for item in items]
     first = items[0]
     if is_container(first):
         try:

@@ -306,12 +306,17 @@ class LazyStackStorage(ListStorage):
     def get(self, index: Any) -> Any:
         """Return a TensorDict, or a lazy stack of several."""
         found = super().get(index)
-        return tdstore.lazy_stack(found, self.stack_dim) if isinstance(found, list) and found else found
+        return tdstore.lazy_stack(_ours(found), self.stack_dim) if isinstance(found, list) and found else found
 
     def take_slots(self, slots: Ints) -> TensorDictBase:
         """Return a lazy stack of rows that the caller has checked."""
-        made: TensorDictBase = tdstore.lazy_stack(super().take_slots(slots), self.stack_dim)
+        made: TensorDictBase = tdstore.lazy_stack(_ours(super().take_slots(slots)), self.stack_dim)
         return made
+
+
+def _ours(items: list[Any]) -> list[Any]:
+    """Convert TensorDicts of the `tensordict` package."""
+    return [from_tensordict(item) if is_foreign(item) else item for item in items]
 
 
 def _items(data: Any) -> list[Any]:
