@@ -119,7 +119,7 @@ def row_parts(value: Any, found: Route, single: bool) -> list[tuple[int, Any]]:
     return [(row, value._at((*lead, *map(int, at)))) for row, at in zip(grid.flatten().tolist(), places, strict=True)]
 
 
-def apart(targets: Sequence[Any], parts: Sequence[Any]) -> list[Any]:
+def own_copies(targets: Sequence[Any], parts: Sequence[Any]) -> list[Any]:
     """Copy the parts that an earlier target shares memory with, and so would be changed before they are read."""
     written: set[object] = set()
     found = []

@@ -29,7 +29,7 @@ from tdstore.index.selection import index_shape
 from tdstore.keys import key_text
 from tdstore.store import Cap
 from tdstore.tensordicts.base import TensorDictBase
-from tdstore.tensordicts.lazystack.parts import apart, flat_part, lifted, part_at, reshapes, result_ndim, row_parts
+from tdstore.tensordicts.lazystack.parts import flat_part, lifted, own_copies, part_at, reshapes, result_ndim, row_parts
 from tdstore.tensordicts.lazystack.reading import LazyTree, check_elements, check_same_names
 from tdstore.tensordicts.lazystack.routing import pick, positions, route, unravel
 from tdstore.tensordicts.resident.entries import ResidentTree
@@ -281,7 +281,7 @@ class LazyWrites(LazyTree):
         listed = not single and found.whole and any(isinstance(term, Tensor) for term in terms)
         if len(parts) > 1 and isinstance(value, LazyTree):
             rows, pieces = zip(*parts, strict=True)
-            parts = list(zip(rows, apart([self._tds[row] for row in rows], pieces), strict=True))
+            parts = list(zip(rows, own_copies([self._tds[row] for row in rows], pieces), strict=True))
         for row, part in parts:
             td = self._tds[row]
             if listed and isinstance(td, ResidentTree) and not td.is_locked and reshapes(td, part):
@@ -363,7 +363,7 @@ class LazyWrites(LazyTree):
             return
         parts = self._per_element(source)
         if isinstance(source, LazyTree):
-            parts = apart(self._tds, parts)
+            parts = own_copies(self._tds, parts)
         for td, part in zip(self._tds, parts, strict=True):
             td._plan_in_place(changes, part, None, keys_to_update)
 
