@@ -1,7 +1,8 @@
-"""Scripts that run to the real end of their interpreter, each in a fork of one that has imported torch and tdstore.
+"""Scripts that end as interpreters do, or when they are killed: each a fork of a process that has imported tdstore.
 
-`tdstore.testing.processes.warm` leaves out the last step of an interpreter, which empties all modules: for tests of
-what happens there. The first script costs what a fresh interpreter does, each later one a tenth.
+`tdstore.testing.processes.warm` leaves out the last step of an interpreter, which empties all modules, and what is
+killed there is another process than the one that works. The first script costs what a fresh interpreter does, each
+later one a fraction.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ import atexit
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 # A fork leaves the loop, and ends as an interpreter whose program is what it was sent.
@@ -21,8 +26,10 @@ import json, os, sys
 import torch, tdstore
 for _line in sys.stdin:
     _job = json.loads(_line)
-    if not os.fork():
+    _pid = os.fork()
+    if not _pid:
         break
+    print(_pid, flush=True)
     print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 else:
     sys.exit()
@@ -32,9 +39,20 @@ os.dup2(os.open(_job["errors"], os.O_WRONLY), 2)
 os.chdir(_job["cwd"])
 sys.argv[1:] = _job["argv"]
 _code = compile(_job["code"], "<string>", "exec")
-del _line, _job
+del _line, _job, _pid
 exec(_code)
 """
+
+
+@dataclass
+class Script:
+    """A script that was started."""
+
+    pid: int
+    status: int | None = None
+    """Its exit status, or minus the signal that ended it, when it has ended."""
+    errors: str = ""
+    """What it wrote to its standard error, when it has ended."""
 
 
 @functools.cache
@@ -47,21 +65,43 @@ def _server() -> subprocess.Popen[str]:
     return server
 
 
-def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a script as `python -W error -c CODE ARGUMENT...` would, in an empty folder, and wait for its end."""
+@contextmanager
+def started(code: str, *arguments: object, output: Path | None = None) -> Iterator[Script]:
+    """Start a script as `python -W error -c CODE ARGUMENT...` would, in an empty folder; leaving it waits for the end.
+
+    Args:
+        code: of the script.
+        arguments: of the script.
+        output: what its standard output is written to, a pipe for example.
+    """
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
-    argv = [str(argument) for argument in arguments]
     with tempfile.TemporaryDirectory() as folder:
-        output, errors = Path(folder, "output"), Path(folder, "errors")
-        work = Path(folder, "work")
+        errors, work = Path(folder, "errors"), Path(folder, "work")
         work.mkdir()
-        output.touch()
         errors.touch()
+        if output is None:
+            output = Path(folder, "output")
+            output.touch()
+        argv = [str(argument) for argument in arguments]
         job = {"code": code, "argv": argv, "cwd": str(work), "output": str(output), "errors": str(errors)}
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
-        status = server.stdout.readline()
-        assert status, "the process that is forked has ended"
-        return subprocess.CompletedProcess(argv, int(status), output.read_text(), errors.read_text())
+        script = Script(int(server.stdout.readline()))
+        try:
+            yield script
+        except BaseException:
+            with suppress(ProcessLookupError):  # it has ended
+                os.kill(script.pid, signal.SIGKILL)
+            raise
+        finally:
+            script.status = int(server.stdout.readline())
+            script.errors = errors.read_text()
+
+
+def run(code: str, *arguments: object) -> Script:
+    """Run a script, and wait for its end."""
+    with started(code, *arguments) as script:
+        pass
+    return script

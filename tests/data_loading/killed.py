@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import Any
 
@@ -36,7 +35,3 @@ def main(place: str, world_size: int, batch_size: int, shuffle: Any, workers: in
         print(json.dumps([rows, state]), flush=True)
         time.sleep(0.02)
     time.sleep(600)
-
-
-if __name__ == "__main__":
-    main(*json.loads(sys.argv[1]))

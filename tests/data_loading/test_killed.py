@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
+import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
 
+from tests import scripts
 from tests.data_loading.killed import SIZE, ranks_of
 from tests.data_loading.places import LOCAL, SERVERS, stored
 
@@ -20,17 +22,28 @@ BEFORE = (2, 5, 0)
 AFTER = {"as before": BEFORE, "one rank, workers": (1, 7, 2), "three ranks": (3, 4, 0)}
 
 
+PROGRAM = """
+import sys, warnings
+warnings.resetwarnings()
+sys.path.insert(0, sys.argv[1])
+import json
+from tests import scripts
+from tests.data_loading.killed import main
+main(*json.loads(sys.argv[2]))
+"""
+
+
 def killed(arguments: list[Any], steps: int) -> tuple[list[int], Any]:
     """Start the program, kill it after some steps, and return all rows that it has had, and its last state."""
-    command = [sys.executable, "-m", "tests.data_loading.killed", json.dumps(arguments)]
     root = Path(__file__).parents[2]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as child:
-        try:
-            assert child.stdout is not None
-            lines = [child.stdout.readline() for _ in range(steps)]
-        finally:
-            child.kill()
-        lines += [line for line in child.stdout if line.endswith("\n")]
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "output")
+        os.mkfifo(output)
+        with scripts.started(PROGRAM, root, json.dumps(arguments), output=output) as script, output.open() as printed:
+            lines = [printed.readline() for _ in range(steps)]
+            os.kill(script.pid, signal.SIGKILL)
+            lines += [line for line in printed if line.endswith("\n")]
+    assert script.status == -signal.SIGKILL, script.errors
     assert all(lines), "the program ended before it was killed"
     steps_done = [json.loads(line) for line in lines]
     return [row for rows, _ in steps_done for row in rows], steps_done[-1][1]

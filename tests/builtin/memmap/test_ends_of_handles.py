@@ -51,8 +51,8 @@ def script(body: str, *args: object) -> str:
     """The standard error of a script, which ends well."""
     head = "import os, shutil, sys, tempfile\nimport torch, tdstore\nfrom tdstore import TensorDict\n"
     done = scripts.run(head + textwrap.dedent(body), *args)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    assert done.status == 0, done.errors
+    return done.errors
 
 
 @pytest.mark.parametrize("name", ["d", "x.tdz"])
