@@ -48,9 +48,9 @@ def executor_of(ray):
     return RayExecutor()
 
 
-def test_map_over_a_local_ray(ray, tmp_path):  # one test, since each would start a cluster
+def test_map_over_a_local_ray(ray, tmp_path, s3):  # one test, since each would start a cluster
     check_tasks(executor_of(ray), tmp_path)
-    check_build(executor_of(ray), tmp_path)
+    check_build(executor_of(ray), tmp_path, f"{s3.url}/built-by-ray", s3.fsspec_options)
     check_pool()
 
 
@@ -76,9 +76,9 @@ def check_tasks(executor, tmp_path):
         TensorDict({"x": -torch.ones(4)}, [4]).map(square, executor=executor, num_workers=2)
 
 
-def check_build(executor, tmp_path):
+def check_build(executor, log, place, options):
     """Each worker is killed in its first task: Ray runs the task again, and no row is lost or there twice."""
-    folder = str(tmp_path)
+    folder = str(log)
 
     def fn(numbers):
         try:
@@ -87,7 +87,7 @@ def check_build(executor, tmp_path):
             return TensorDict({"x": torch.tensor(list(numbers)), "text": [str(n) for n in numbers]}, [len(numbers)])
         return os.kill(os.getpid(), signal.SIGKILL)
 
-    td = tdstore.build(f"{folder}/built", fn, range(20), rows_per_task=5, executor=executor, num_workers=2)
+    td = tdstore.build(place, fn, range(20), rows_per_task=5, executor=executor, num_workers=2, storage_options=options)
     assert td["x"].tolist() == list(range(20)) and list(td["text"]) == [str(n) for n in range(20)]
     assert len([name for name in os.listdir(folder) if name.startswith("killed-")]) == 4
 
