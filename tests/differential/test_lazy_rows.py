@@ -11,7 +11,7 @@ import torch
 from tdstore import TensorDict, lazy_stack
 
 from .oracle import OURS, differences
-from .programs import check, programs, result
+from .programs import check, check_error, programs, result
 
 START = """
 class Inner(TensorClass):
@@ -133,6 +133,14 @@ td = TensorDict({"n": {"i": NonTensorData(3)}}, [2])
 """)
 def test_numbers_that_are_values_equal_those_of_a_dict(source: str) -> None:
     check(source)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["outer(3).rename_key_('nope', 'c')", "outer(3).rename_key_(('n', 'nope'), 'c')", "locked.rename_key_('a', 'c')"],
+)
+def test_a_name_that_is_no_field_is_not_what_is_wrong_first(line: str) -> None:
+    check_error(f"{START}locked = outer(3).lock_()\n{line}")
 
 
 def lazy_rows() -> Any:
