@@ -383,7 +383,7 @@ ELSEWHERE = {
     "from_consolidated": "tests/io/consolidated/test_consolidate.py",
     "from_module from_modules to_module load_state_dict": "tests/modules",
     "from_optimizer to_optimizer": "tests/modules/test_checkpoints.py",
-    "from_arrow from_csv from_dataclass from_json from_pandas from_parquet from_safetensors to_arrow "
+    "from_arrow from_csv from_dataclass from_json from_npz from_pandas from_parquet from_safetensors to_arrow "
     "to_arrow_reader to_csv to_json to_mds to_pandas to_parquet to_safetensors": "tests/convert",
     "cuda pin_memory pin_memory_ record_stream": "tests/builtin/test_cuda.py: they need a GPU",
     "attrs": "tests/tensorclass/test_attrs.py",
