@@ -101,7 +101,8 @@ class LockMixin:
             groups = node._groups()
             if groups:
                 me = weakref.ref(node)
-                waiting += [(_bare(group), me) for group in groups]
+                for group in groups:
+                    waiting.append((_bare(group), me))  # a comprehension is a call
 
     def unlock_(self) -> Self:
         """Allow keys to be added, replaced and removed again, here and in all nested TensorDicts.

@@ -97,7 +97,7 @@ class Mapper:
             if made is None:
                 dropped = True
             elif device is None and (
-                (type(made) is Tensor and not made.is_nested and _starts_with(made.shape, batch))
+                (type(made) is Tensor and not made.is_nested and starts_with(made.shape, batch))
                 or (type(made) is plain and names is None and made._batch_size == batch)
             ):
                 data[key] = made
@@ -169,6 +169,17 @@ class ApplyMixin(Container):
             >>> td.apply(lambda x, y: x + 2 * y, td)["a"]
             tensor([3., 3.])
         """
+        if (
+            not (others or inplace or propagate_lock or call_on_nested)
+            and batch_size is None
+            and out is None
+            and is_leaf is None
+            and filter_empty is None
+            and device is NO_DEFAULT
+            and names is NO_DEFAULT
+            and self._is_plain_tree()
+        ):
+            return self._map_plain(fn)  # type: ignore[no-any-return]
         made: Self = self._map_leaves(
             fn,
             others,
@@ -233,6 +244,14 @@ class ApplyMixin(Container):
         """
         return self.apply(fn, *others, inplace=True, **kwargs)
 
+    def _is_plain_tree(self) -> bool:
+        """Check whether all entries are plain tensors, or nested TensorDicts of them, without devices and names."""
+        return False
+
+    def _map_plain(self, fn: Callable[..., Any]) -> Any:
+        """Apply a function to the tensors of a plain tree."""
+        raise NotImplementedError
+
     def _map_leaves(
         self,
         fn: Callable[..., Any],
@@ -279,7 +298,13 @@ class ApplyMixin(Container):
         return plan.run(self._resident(), [o._resident() for o in others], path, batch)
 
 
-def _starts_with(shape: torch.Size, batch: torch.Size) -> bool:
+def starts_with(shape: torch.Size, batch: torch.Size) -> bool:
+    """Check whether a shape starts with a batch size.
+
+    Args:
+        shape: of a tensor.
+        batch: the batch size.
+    """
     if len(batch) == 1:  # comparing slices of shapes takes several times longer
         return len(shape) > 0 and shape[0] == batch[0]
     return not batch or shape[: len(batch)] == batch

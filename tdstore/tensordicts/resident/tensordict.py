@@ -5,7 +5,7 @@ The fast lanes come first in each method: the commonest call pays for no other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self, overload
@@ -21,6 +21,7 @@ from tdstore.container.core.paths import entry_path, is_key
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.methods.access import AS_SET, NO_DEFAULT, AccessMixin
+from tdstore.container.methods.apply import starts_with
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError
 from tdstore.index.shapes import as_size
@@ -303,7 +304,10 @@ class TensorDict(IndexedTree):
         **kwargs: Any,
     ) -> Self:
         if type(input_dict_or_td) is TensorDict and keys_to_update is None and not kwargs:
-            return self._update_in_place(input_dict_or_td, None, None)
+            pairs = self._pairs(input_dict_or_td)
+            if pairs is not None:
+                copy_all(pairs)
+                return self
         return super().update_(input_dict_or_td, clone, keys_to_update=keys_to_update, **kwargs)
 
     def _update_in_place(self, source: Any, at: tuple[Any] | None, keys_to_update: Any) -> Self:
@@ -342,6 +346,41 @@ class TensorDict(IndexedTree):
             else:
                 return False
         return True
+
+    def _is_plain_tree(self) -> bool:
+        if self._device is not None or self._names is not None or type(self) is not TensorDict:
+            return False
+        n = len(self._batch_size)
+        for value in self._data.values():
+            kind = type(value)
+            if kind is not Tensor and not (
+                kind is TensorDict and len(value._batch_size) == n and value._is_plain_tree()
+            ):
+                return False
+        return True
+
+    def _map_plain(self, fn: Callable[..., Any]) -> Any:
+        batch = self._batch_size
+        data: dict[str, Any] = {}
+        dropped = False
+        for key, value in self._data.items():
+            if type(value) is not Tensor:
+                made = value._map_plain(fn)
+                if made is not None:
+                    data[key] = made
+                    continue
+            else:
+                made = fn(value)
+                if type(made) is Tensor and not made.is_nested and starts_with(made.shape, batch):
+                    data[key] = made
+                    continue
+            if made is None:
+                dropped = True
+            else:
+                data[key] = self._coerce(key, made)
+        if dropped and not data:
+            return None
+        return self._new(data, batch, None, None)
 
     @signature_of(AccessMixin.keys)
     def keys(
@@ -420,7 +459,7 @@ class TensorDict(IndexedTree):
         sort: bool = False,
     ) -> Collection[Entry]:
         if not (include_nested or leaves_only or sort):
-            return self._data_with_names().values()
+            return self._data.values() if self._names is None else self._data_with_names().values()
         if include_nested and leaves_only and is_leaf is None and not sort:
             leaves: list[Tensor] = []
             if self._collect(leaves, plain=False):
@@ -441,7 +480,7 @@ class TensorDict(IndexedTree):
         sort: bool = False,
     ) -> Any:
         if not (include_nested or leaves_only or sort):
-            return self._data_with_names().items()
+            return self._data.items() if self._names is None else self._data_with_names().items()
         if include_nested and leaves_only and is_leaf is None and not sort:
             out: list[Any] = []
             self._leaf_keys((), out)
