@@ -80,7 +80,7 @@ class LeafSpec:
     """Size in bytes of the leaf in memory."""
 
     def __init__(self, shape: Iterable[int], dtype: object, *, fill_value: Any = 0, **options: Any) -> None:
-        self.shape = tuple(map(operator.index, shape))
+        self.shape = tuple(shape) if type(shape) is torch.Size else tuple(map(operator.index, shape))
         if self.shape and min(self.shape) < 0:
             raise InvalidArgumentError(f"a leaf cannot have a negative dimension: {self.shape}")
         self.dtype = dtype = dtype if type(dtype) is torch.dtype and dtype in DTYPE_TO_NAME else as_dtype(dtype)

@@ -42,36 +42,40 @@ def map_fd(fd: int, shape: Sequence[int], dtype: torch.dtype, *, shared: bool, p
     `shared=False` gives private memory: the file is never changed.
     """
     if not shared and _mmap is not None:
-        flat = _map_private(fd, math.prod(shape) * dtype.itemsize, dtype)
+        # torch's own call reserves memory for every page, and so refuses files larger than the RAM.
+        flat = torch.frombuffer(map_memory(fd, math.prod(shape) * dtype.itemsize, shared=False), dtype=dtype)
     else:
         name = f"{_PROC}/{fd}" if _HAS_PROC else path
         flat = torch.from_file(name, shared=shared, size=math.prod(shape), dtype=dtype)
     return flat if len(shape) == 1 else flat.view(shape)
 
 
-def _map_private(fd: int, nbytes: int, dtype: torch.dtype) -> Tensor:
-    """Map copy-on-write. torch's own call reserves memory for every page, and so refuses files larger than the RAM."""
-    return torch.frombuffer(map_memory(fd, nbytes, shared=False), dtype=dtype)
-
-
 def map_memory(fd: int, nbytes: int, *, shared: bool) -> Buffer:
     """Map the first bytes of an open file, as memory that tensors are made over; it is unmapped after the last one."""
     if _mmap is None:
         return mmap.mmap(fd, nbytes, access=mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY)
-    protection = mmap.PROT_READ | mmap.PROT_WRITE
     flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | _MAP_NORESERVE
-    address = _mmap(None, nbytes, protection, flags, fd, 0)
+    address = _mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
     if address in (None, ctypes.c_void_p(-1).value):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    buffer = (ctypes.c_byte * nbytes).from_address(address)
-    # The tensor's memory holds `buffer`. At exit the system unmaps; doing it here could pull it from under a thread.
-    weakref.finalize(buffer, _libc.munmap, address, nbytes).atexit = False
-    return buffer
+        raise OSError(code := ctypes.get_errno(), os.strerror(code))
+    buffer: Any = (ctypes.c_byte * nbytes).from_address(address)
+    buffer.mapping = _Mapping((address, nbytes))  # the tensor's memory holds `buffer`
+    return buffer  # type: ignore[no-any-return]
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class _Mapping(tuple[int, int]):
+    """Address and bytes of mapped memory, unmapped when the buffer over it is gone; `weakref.finalize` costs more."""
+
+    # At exit the system unmaps; doing it here could pull it from under a thread.
+    def __del__(self, unmap: Any = _libc.munmap, is_ending: Any = sys.is_finalizing) -> None:
+        if not is_ending():
+            unmap(*self)
+
+
 _MAP_NORESERVE = 0x4000  # the `mmap` module of Python 3.11 does not name it
 _mmap = _libc.mmap if sys.platform == "linux" else None
 if _mmap is not None:
