@@ -77,7 +77,7 @@ class TensorDict(IndexedTree):
                     f"a TensorDict is made of a mapping, or of keywords: {next(iter(kwargs))!r} is neither in "
                     "the mapping nor an argument (batch_size, device, names, non_blocking, lock)"
                 )
-            if source or type(source) is not dict:
+            if type(source) is not dict or source:
                 self._fill(source)
         elif kwargs:
             self._fill(kwargs)
