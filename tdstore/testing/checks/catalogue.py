@@ -43,6 +43,10 @@ FILLS: tuple[tuple[str, Any], ...] = (
 )
 
 
+EXACT = (1 << 60) + 1
+"""A fill value that becomes another number as a float."""
+
+
 class CatalogueTests(StoreSetup):
     """Tests that leaves are created, removed and renamed without affecting one another."""
 
@@ -98,9 +102,11 @@ class CatalogueTests(StoreSetup):
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         leaf = LeafSpec((4, 2), "float32", fill_value=2.5)
         with self.opened(location, "w") as store:
-            store.create({("a",): leaf})
-            store.save_header(header_for({("a",): numbers(1)}))
-        check_same(self.opened(location).read([Read(("a",))])[0], torch.full((4, 2), 2.5))
+            store.create({("a",): leaf, ("exact",): LeafSpec((2,), "int64", fill_value=EXACT)})
+            store.save_header(header_for({("a",): numbers(1), ("exact",): numbers(1)}))
+        store = self.opened(location)
+        check_same(store.read([Read(("a",))])[0], torch.full((4, 2), 2.5))
+        check_same(store.read([Read(("exact",))])[0], torch.full((2,), EXACT), "a fill value that no float is")
 
     def test_create_is_lazy(self, location: Location) -> None:
         """Check that a leaf of 1 GiB is created, and a corner of it read, without that much memory."""
@@ -185,6 +191,10 @@ class CatalogueTests(StoreSetup):
         check_same(got["new", "deep", "a"], leaves[("a",)])
         check_same(got[("b",)], leaves["g", "b"])
         check_same(got[("c",)], leaves[("c",)])
+        filled = LeafSpec((2,), "int16", fill_value=3)
+        store.create({("filled",): filled})
+        store.rename({("filled",): ("moved",)})
+        check_spec(store.specs([("moved",)])[0], filled, ("moved",))
 
     def test_rename_over_and_in_circles(self, location: Location) -> None:
         """Check that the moves of one call happen at once: a swap swaps, an existing name is replaced."""

@@ -7,13 +7,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from tdstore.errors import ReadOnlyError, StoreClosedError, StoreError, StoreNotFoundError, UnsupportedError
 from tdstore.store import Cap, Store
-from tdstore.testing.comparing import check_header, check_leaves, check_names, check_paths, check_unchanged, raises
+from tdstore.testing.comparing import (
+    check_header,
+    check_leaves,
+    check_names,
+    check_paths,
+    check_same,
+    check_unchanged,
+    raises,
+)
 from tdstore.testing.samples import assign, rows, sample
 from tdstore.testing.setup import Leaves, Location, StoreSetup, fill, header_for, local_path, numbers, read_all
-from tdstore.types import LeafSpec, Write
+from tdstore.types import LeafSpec, Read, Write
 
 OLD: Leaves = {("a",): sample("float32", (6, 4)), ("g", "b"): numbers(5).long(), ("c",): sample("bfloat16", (3,))}
 HEADER = header_for(OLD, {"text": "of the last commit"})
@@ -228,7 +237,22 @@ class DiscardTests(StoreSetup):
         store = self.committed(location)
         self.changed(store, change)
         store.close()
-        self.check_committed(self.opened(location), f"close() without save_header keeps what {change} did")
+        with self.opened(location) as reader:
+            self.check_committed(reader, f"close() without save_header keeps what {change} did")
+        if change == "longer":
+            self._grows_by_fill_values(location)
+
+    def _grows_by_fill_values(self, location: Location) -> None:
+        """Check that rows written behind the end of the last commit, and dropped, are not there after a growth."""
+        old = OLD[("a",)]
+        new = torch.cat([old, torch.zeros(2, *old.shape[1:])])
+        for _ in range(2):
+            store = self.opened(location, "r+")
+            store.resize({("a",): len(new)})
+            (got,) = store.read([Read(("a",))])
+            check_same(got, new, "rows that close() dropped came back with a growth: leaf 'a'")
+            store.write([Write(("a",), (), torch.cat([old, torch.ones(2, *old.shape[1:])]))])
+            store.close()
 
     def test_close_keeps_rows(self, location: Location) -> None:
         """Check that `close` keeps rows written into leaves of the last commit, also beside dropped structure."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import (
     ReadOnlyError,
     StoreClosedError,
@@ -45,6 +46,9 @@ class ModeTests(StoreSetup):
         """Check that everything is preserved by a close, leaf by leaf and bit by bit."""
         self.needs(Cap.PERSISTENT)
         leaves = {("a",): sample("float32", (4, 3)), ("g", "b"): sample("bfloat16", (5,)), ("s",): sample("bool", ())}
+        names = sorted(NAME_TO_DTYPE.keys() - self.dtypes_refused)
+        leaves |= {("dtypes", name): sample(name, (3,)) for name in names}
+        leaves |= {("no rows",): sample("float32", (0, 3)), ("empty rows",): sample("int64", (4, 0))}
         self.saved(location, leaves)
         for _ in range(2):
             with self.opened(location) as store:

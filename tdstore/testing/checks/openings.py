@@ -58,6 +58,15 @@ class OpeningTests(SharingTests):
         for place in places:
             with registry().open(self.importable(), place, **self.options) as store:
                 check_leaves(read_all(store), OLD, f"opened by a {type(place).__name__}")
+        if "://" not in text:
+            special = FsPath(text).with_name(f"a%41 b#c?mode=memory&\u00e9{FsPath(text).name}")
+            self.saved(special, OLD)
+            if not special.exists():
+                raise failure(
+                    f"nothing is at {special}, where a store was saved: a part of the name was taken for something else"
+                )
+            with self.opened(special) as store:
+                check_leaves(read_all(store), OLD, "a location with signs that URLs use")
 
     def test_location_with_scheme(self, location: Location) -> None:
         """Check that a local place opens with the schemes of the backend before it, as without."""
