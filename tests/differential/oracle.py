@@ -171,6 +171,8 @@ def describe(value: object) -> object:
         return {"kind": kind, "batch_size": list(value.batch_size), "data": describe(value.tolist())}  # type: ignore[attr-defined]
     if isinstance(value, _BASES):
         return _describe_td(value)
+    if not isinstance(value, type) and (tensordict.is_tensorclass(value) or OURS.is_tensorclass(value)):
+        return {"tensorclass": kind, **_describe_td(value._tensordict)}  # type: ignore[attr-defined]
     if isinstance(value, torch.Tensor):
         return Values(value.detach().clone().requires_grad_(value.requires_grad))
     if isinstance(value, np.ndarray):

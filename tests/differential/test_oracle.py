@@ -14,6 +14,14 @@ from .oracle import PEER, Raised, describe, differences, outcome, raises
 MODULES = ["access", "columns", "construct", "index", "lazy", "shape", "structure", "values"]
 
 
+class Single(PEER.TensorClass):
+    value: torch.Tensor
+
+
+def single(value, batch_size):
+    return Single(value, batch_size=batch_size)
+
+
 def raising(error):
     def program():
         raise error
@@ -52,6 +60,9 @@ DIFFERENT = {
     "a nested batch size": (td(), changed(lambda x: x.set("n", PEER.td({"b": torch.ones(3)}, [3], names=["q"])))),
     "text": (td().set("s", "x"), td().set("s", "y")),
     "text and a stack of text": (td().set("s", "x"), td().set("s", ["x", "x", "x"])),
+    "a field of a tensorclass": (single(torch.ones(3), [3]), single(torch.zeros(3), [3])),
+    "a field of a tensorclass without rows": (single(torch.ones(3), []), single(torch.zeros(3), [])),
+    "a nested tensorclass": (td().set("o", single(torch.ones(3), [3])), td().set("o", single(torch.zeros(3), [3]))),
     "a key view in another order": (td().keys(), td().select("n", "a").keys()),
 }
 
