@@ -21,6 +21,7 @@ from tdstore.errors import (
     MissingDependencyError,
     StoreIOError,
     StoreNotFoundError,
+    TransientError,
     UnsupportedError,
 )
 from tdstore.index.ranges import Range
@@ -280,3 +281,25 @@ def test_obstore_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingDependencyError, match="obstore") as error:
         open_engine("s3://bucket/x", {"anon": True})
     assert "pip install obstore" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "ours"),
+    [
+        (TimeoutError("too slow"), TransientError),
+        (ConnectionResetError("reset by peer"), TransientError),
+        (FileNotFoundError("no such archive"), StoreNotFoundError),
+    ],
+)
+def test_a_wire_that_fails_while_opening_is_not_an_empty_place(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, ours: type[Exception]
+) -> None:
+    fsspec = pytest.importorskip("fsspec")
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", fails)
+    with pytest.raises(ours) as caught:
+        open_engine(f"memory://{name()}/x")
+    assert type(caught.value) is ours

@@ -20,6 +20,7 @@ from tdstore.errors import (
     MissingDependencyError,
     ReadOnlyError,
     StoreNotFoundError,
+    TransientError,
 )
 from tdstore.index.ranges import Range
 from tdstore_remote.faults import Again, Call, TooShort, of_fsspec
@@ -87,9 +88,11 @@ class FsspecEngine(Engine):
             raise unknown(_unexpected(error), [], self.url) from error
         except Exception as error:  # implementations raise any exception of their libraries
             ours = of_fsspec(error, call)
-            if isinstance(ours, Again):
+            if not isinstance(ours, Again):
+                raise ours from error
+            if ours.missing:
                 raise StoreNotFoundError(f"{self.url}: {ours.reason}", url=self.url) from error
-            raise ours from error
+            raise TransientError(f"{self.url}: it cannot be opened: {ours.reason}", url=self.url) from error
 
     @property
     def can(self) -> EngineCap:
