@@ -15,7 +15,7 @@ from tdstore.bytestore.commit import NOTHING_THERE, Publisher, fetch_manifest
 from tdstore.bytestore.manifest import Document, decode_objects, encode_objects
 from tdstore.container.core.container import Container
 from tdstore.container.core.tensorclasses import unwrap
-from tdstore.container.distribute.build_target import PLAN, Target, read_object
+from tdstore.container.distribute.build_target import PLAN, Target, read_object, remove_late_part
 from tdstore.container.distribute.part_values import join_documents
 from tdstore.container.distribute.parts import PARTS, PartEngine, part_name
 from tdstore.container.storage.describe import describe
@@ -78,6 +78,8 @@ class _PartWriter:
                 except (ConflictError, StoreExistsError):
                     if read_object(engine, part_name(task.number)) is None:
                         raise
+                if read_object(engine, PLAN) is None:  # another run of this task finished the build meanwhile
+                    remove_late_part(engine, part_name(task.number))
         return task.number
 
     def _write(self, engine: Engine, number: int, rows: Any) -> None:

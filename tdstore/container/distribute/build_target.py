@@ -113,6 +113,8 @@ class Target:
         engine.delete([entry.key for entry in engine.list("data/") if entry.key not in used])
         engine.delete([entry.key for entry in engine.list(PARTS) if entry.key not in (PLAN, _COPYING)])
         engine.delete([PLAN])
+        for entry in [entry for entry in engine.list(PARTS) if entry.key != _COPYING]:
+            remove_late_part(engine, entry.key)
         engine.delete([_COPYING])
         if isinstance(engine, LocalEngine):
             if self.staged:  # with what killed writers left
@@ -125,6 +127,22 @@ class Target:
         """Open the dataset for reading."""
         found: TensorDictBase = open_container(self.location, storage=self.storage, mode="r", **self.options)
         return found
+
+
+def remove_late_part(engine: Engine, name: str) -> None:
+    """Remove a part that is there although the plan is not, and its objects.
+
+    The parts that a dataset is made of are removed before the plan. So this one was put later, by a second run of its
+    task, and nothing names its objects.
+
+    Args:
+        engine: of the place of the objects.
+        name: of the part.
+    """
+    found = read_object(engine, name)
+    if found is not None:
+        objects = decode_objects(found, url=engine.where(name)).objects
+        engine.delete([*(record.name for record in objects), name])
 
 
 def read_object(engine: Engine, key: str) -> bytes | None:

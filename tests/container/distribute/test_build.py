@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +17,8 @@ import torch
 import tdstore
 from tdstore import TensorDict, errors
 from tdstore.bytestore import open_objects
+from tdstore.container.distribute.build import _PartWriter, _Task
+from tdstore.container.distribute.build_target import PLAN
 from tdstore.container.distribute.parts import PartEngine, part_name
 from tdstore.header import Group, Header
 from tdstore.storekit.local_engine import LocalEngine
@@ -197,3 +201,45 @@ def test_map_into_a_new_place(tmp_path):
         found.close()
         with pytest.raises(errors.InvalidArgumentError, match="chunksize > 0"):
             td.map(squares, out=place, chunksize=0)
+
+
+@pytest.mark.parametrize("suffix", ["", ".zarr"])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_second_run_of_a_task_leaves_nothing_after_the_end(tmp_path, monkeypatch, suffix, late):
+    """It begins when the parts are removed and the plan is not, and ends before the driver or after it."""
+    place = f"file://{tmp_path}/a{suffix}"
+    began, ended = threading.Event(), threading.Event()
+
+    def slow(numbers):
+        began.set()
+        assert ended.wait(60)
+        return squares(numbers)
+
+    def run_again():
+        # The folder of a build that ended in another format is gone; nobody waits for this run.
+        with contextlib.suppress(errors.StoreNotFoundError):
+            _PartWriter(f"{place}.build" if suffix else place, {}, slow)(_Task(1, [3]))
+
+    rival = threading.Thread(target=run_again)
+    real = LocalEngine.delete
+
+    def delete(engine, keys):
+        if list(keys) == [PLAN] and not began.is_set():
+            rival.start()
+            assert began.wait(60)
+            if not late:
+                ended.set()
+                rival.join()
+        real(engine, keys)
+
+    monkeypatch.setattr(LocalEngine, "delete", delete)
+    with tdstore.build(place, squares, range(9), rows_per_task=3, num_workers=0) as td:
+        ended.set()
+        rival.join()
+        assert_squares(td, 9)
+    left = [path for path in tmp_path.rglob("*") if path.is_file()]
+    if suffix:
+        assert not [path for path in left if "a.zarr.build" in str(path)]
+    else:
+        data, others = objects(tmp_path / "a")
+        assert len(data) == 3 and others == ["tdstore.json"]
