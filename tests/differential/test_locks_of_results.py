@@ -42,6 +42,37 @@ RESULTS = {
 for name, made in RESULTS.items():
     case(f"the lock of {name}", lambda M, made=made: made(locked(M)).is_locked)
 
+
+# --- parts of a lazy stack ---
+def locked_stack(M: Side, dim: int) -> object:
+    tds = [M.td({"a": t(3, 2), "n": {"e": t(3)}}, [3]) for _ in range(2)]
+    return M.LazyStackedTensorDict(*tds, stack_dim=dim).lock_()
+
+
+def takes_a_key(part: object) -> bool:
+    try:
+        part.set("new", torch.zeros(part.batch_size))  # type: ignore[attr-defined]
+    except RuntimeError:
+        return False
+    return True
+
+
+def lock_of_part(M: Side, dim: int, index: object) -> object:
+    td = locked_stack(M, dim)
+    part = td[index]  # type: ignore[index]
+    found = part.is_locked, takes_a_key(part)
+    td.unlock_()  # type: ignore[attr-defined]
+    return found, td.is_locked  # type: ignore[attr-defined]
+
+
+PARTS = {
+    "int": 0, "slice": slice(0, 2), "rows": torch.tensor([0, 1]), "inner int": (slice(None), 0), "all": ...,
+    "inner slice": (slice(None), slice(0, 1)),
+}  # fmt: skip
+for name, index in PARTS.items():
+    for dim in (0, 1):
+        case(f"the lock of {name} of a lazy stack along {dim}", lambda M, d=dim, i=index: lock_of_part(M, d, i))
+
 # --- refused while locked, whatever else is wrong ---
 case("del_ of a missing key of a locked one", lambda M: locked(M).del_("zz"))
 case("del of a missing key of a locked one", lambda M: locked(M).__delitem__("zz"))

@@ -11,6 +11,7 @@ from tdstore import pickling
 from tdstore.container.core.container import Container
 from tdstore.container.core.dim_names import as_names
 from tdstore.container.core.key_views import FirstKeys, IsLeaf, signature_of
+from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.one_buffer import is_one_buffer, reduced
 from tdstore.container.display.options import level_lines, ordered, ordered_lines
 from tdstore.container.display.text import entry_text, indent
@@ -149,7 +150,10 @@ class LazyStackedTensorDict(LazyOps):
             found = self._quick(index)
             if found is not None:
                 return found
-        return super().__getitem__(index)
+        found = super().__getitem__(index)
+        if self._state & LOCKED and isinstance(found, LazyStackedTensorDict) and not found.is_locked:
+            found.lock_()
+        return found
 
     def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Entry:
         """Return the entry, stacked, or `default` if not all elements have it.
