@@ -34,13 +34,13 @@ def guarded(fn: Callable[..., Any], parameter: str) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(self, *args, **kwargs).arguments
-        first = entry_path(given[parameter])[0]
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        first = entry_path(arguments[parameter])[0]
         if not self._open and first not in self._field_names:
             if self.is_locked:
                 raise self._tensordict._refuse_locked(f"set {first!r}")
-            if "old_key" in given:
-                self._tensordict._existing(given["old_key"])  # a key that is missing is what is wrong first
+            if "old_key" in arguments:
+                self._tensordict._existing(arguments["old_key"])  # a key that is missing is what is wrong first
             raise self._no_field(first)
         return fn(self, *args, **kwargs)
 
