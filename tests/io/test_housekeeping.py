@@ -36,7 +36,7 @@ def test_the_life_of_a_place(kind: str, request: Any) -> None:
     with stored(kind, 20, request) as (place, options):
         assert tdstore.exists(place, **options)
         found = tdstore.info(place, **options)
-        assert found.backend == {"s3": "remote"}.get(kind, kind)
+        assert found.backend == {"s3": "remote", "file": "remote"}.get(kind, kind)
         assert found.kind == "TensorDict"
         assert found.batch_size == (20,)
         assert found.leaves[("row",)].shape == (20,)

@@ -588,11 +588,9 @@ def merge(parts: list[NonTensor], fn: Callable[[list[Tensor]], Tensor], *, colla
     single = not collapse and all(isinstance(p, NonTensorData) and p.ndim for p in parts)
     if single and (stacked := stacked_positions([p.batch_size for p in parts], fn)) is not None:
         return NonTensorStack._make(PartValues(p.plain() for p in parts), stacked)
-    values, at = list[Any](), list[Tensor]()
-    for part in parts:
-        at.append(torch.arange(len(values), len(values) + part.numel()).reshape(part.batch_size))
-        values += part.flat()
-    return NonTensorStack._make(values, fn(at))
+    values = [value for part in parts for value in part.flat()]
+    rows = torch.arange(len(values)).split([part.numel() for part in parts])
+    return NonTensorStack._make(values, fn([at.reshape(p.batch_size) for at, p in zip(rows, parts, strict=True)]))
 
 
 def assign(target: NonTensor, index: Any, value: Any) -> NonTensor:
