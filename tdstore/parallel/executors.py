@@ -304,11 +304,22 @@ def _terminate(processes: Any) -> None:
         workers = list(processes._pool)
         for worker in workers:
             worker.kill()
-        if all(worker.exitcode is not None for worker in workers):
+        if all(_has_ended(worker) for worker in workers):
             for lock in (processes._inqueue._rlock, processes._outqueue._wlock):
                 with contextlib.suppress(ValueError):  # it was free
                     lock.release()
         ender.join(_POLL_SECONDS)
+
+
+def _has_ended(worker: Any) -> bool:
+    """Check whether a worker process is gone. Its exit code is lost where other code of the program waited for it."""
+    if worker.exitcode is not None:
+        return True
+    try:
+        os.kill(worker.pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 def cpus() -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
 import sys
+import threading
 import warnings
 
 import pytest
@@ -328,6 +331,25 @@ def test_without_tqdm_the_missing_bar_is_told(pool, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rows().map(work.plus_one, pool=pool)
+
+
+def lost_exitcode(worker):
+    """The exit code of a worker that other code of the program waits for: there is none."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(worker.pid, os.WNOHANG)
+
+
+def test_a_pool_ends_though_other_code_waits_for_its_workers(monkeypatch):
+    monkeypatch.setattr(executors, "_PATIENCE_SECONDS", 0.3)
+    pool = multiprocessing.get_context("fork").Pool(2)
+    pool._outqueue._wlock.acquire()
+    monkeypatch.setattr(type(pool._pool[0]), "exitcode", property(lost_exitcode))
+    done = threading.Thread(target=executors._terminate, args=(pool,), daemon=True)
+    done.start()
+    done.join(30)
+    assert not done.is_alive()
+    for worker in multiprocessing.active_children():  # multiprocessing would never learn that they are gone
+        worker._popen.returncode = -9
 
 
 def test_a_pool_ends_though_a_worker_was_killed_as_it_wrote_a_result(monkeypatch):
