@@ -368,10 +368,11 @@ class ZarrStore(CheckedStore[Stored]):
             version = session.version
             try:
                 found = super().read(reads)
-                if session.version == version and not session.follow(ask=False):
+                # The version last: another thread may have been following a commit while this one read.
+                if not session.follow(ask=False) and session.version == version:
                     return found
             except (CorruptStoreError, KeyNotFoundError):
-                if session.version == version and not session.follow(ask=True):
+                if not session.follow(ask=True) and session.version == version:
                     if session.place.stale():  # its folder was replaced as a whole
                         raise self._changed() from None
                     raise

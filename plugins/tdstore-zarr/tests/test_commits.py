@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path as FsPath
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -283,6 +283,33 @@ def test_threads_that_read_beside_a_writer_get_one_commit_each(medium: Medium) -
             thread.join()
     assert not wrong
     assert int(medium.load()[("y",)][0]) == 7
+    reader.close()
+
+
+def test_rows_read_while_another_thread_follows_a_commit_are_read_again(tmp_path: FsPath) -> None:
+    """The read ends while the other thread holds the session's lock: its rows may be of both commits."""
+    with open_zarr(tmp_path / "t.zarr", mode="w") as store:
+        fill(store, OLD)
+        store.save_header(header_of(OLD))
+    reader = open_zarr(tmp_path / "t.zarr")
+    lock, turns = reader._session._following, []
+
+    class Taken:
+        """The lock of a session; the first to wait for it waits until the other thread has followed."""
+
+        def __enter__(self) -> None:
+            turns.append(1)
+            if len(turns) == 1:
+                with open_zarr(tmp_path / "t.zarr", mode="r+") as writer:
+                    writer.write([Write(p, (), v) for p, v in NEW.items()])
+                assert reader._session.follow(ask=False)
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    reader._session._following = cast(Any, Taken())
+    assert same(everything(reader), NEW)
     reader.close()
 
 
