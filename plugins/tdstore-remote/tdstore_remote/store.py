@@ -16,7 +16,14 @@ from tdstore.bytestore import (
     unfinished_build,
 )
 from tdstore.engine import Blob, Buffer, Engine
-from tdstore.errors import MissingDependencyError, OptionError, ReadOnlyError, StoreNotFoundError, UnsupportedError
+from tdstore.errors import (
+    CorruptStoreError,
+    MissingDependencyError,
+    OptionError,
+    ReadOnlyError,
+    StoreNotFoundError,
+    UnsupportedError,
+)
 from tdstore.index.ranges import Range
 from tdstore.registry import registry, split_scheme
 from tdstore.store import Store
@@ -238,7 +245,7 @@ def _starts_with_magic(engine: Engine, name: str) -> bool:
         if engine.size(name) < len(MAGIC):
             return False
         return bytes(engine.get_ranges([Range(name, 0, len(MAGIC))])[0]) == MAGIC
-    except (StoreNotFoundError, MissingDependencyError):
+    except (StoreNotFoundError, MissingDependencyError, CorruptStoreError):  # the last is a local folder of that name
         return False
 
 
