@@ -21,6 +21,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 
 # Tests run on this many processes; PYTEST_WORKERS=0 for one, in this process.
 PYTEST_WORKERS ?= 4
+# What to look at when the whole takes longer than it did.
+SLOWEST := --durations=20 --durations-min=10
 # Each process of a tier imports all of its tests first, so here more of them than cores cost more than they give.
 QUICK_WORKERS ?= 2
 
@@ -56,8 +58,8 @@ demo: $(STAMP)
 # mypy has one core for half a minute: the tests have the other meanwhile. What it says comes last.
 test: lint
 	@said=$$(mktemp); $(BIN)/mypy --strict $(PACKAGES) >"$$said" 2>&1 & types=$$!; \
-	echo '$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(ARGS)'; \
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(ARGS); tests=$$?; \
+	echo '$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(SLOWEST) $(ARGS)'; \
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(SLOWEST) $(ARGS); tests=$$?; \
 	wait $$types; types=$$?; echo '$(BIN)/mypy --strict $(PACKAGES)'; cat "$$said"; rm -f "$$said"; \
 	exit $$((tests ? tests : types))
 

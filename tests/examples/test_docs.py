@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -127,19 +128,24 @@ def shown(text: str) -> re.Pattern[str]:
 def run(
     command: str, folder: Path, shell: dict[str, str], where: str, text: str | None = None, *, may_fail: bool = False
 ) -> str:
-    done = subprocess.run(
+    with subprocess.Popen(
         ["bash", "-c", command],
         cwd=folder,
         env=shell,
-        input=text,
-        stdin=subprocess.DEVNULL if text is None else None,
+        stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        check=False,
-    )
-    assert may_fail == bool(done.returncode), f"{where}: {command!r} ended with {done.returncode}:\n{done.stdout}"
-    return done.stdout
+        start_new_session=True,
+    ) as process:
+        try:
+            printed, _ = process.communicate(text, timeout=400)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGABRT)  # Python prints where each thread is (PYTHONFAULTHANDLER)
+            printed, _ = process.communicate()
+            pytest.fail(f"{where}: {command!r} did not end within 400 s:\n{printed}")
+    assert may_fail == bool(process.returncode), f"{where}: {command!r} ended with {process.returncode}:\n{printed}"
+    return printed
 
 
 @pytest.fixture
@@ -154,6 +160,7 @@ def shell(tmp_path: Path) -> dict[str, str]:
         **{name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PIP_", "PYTHON"))},
         "PATH": f"{home}/bin:{os.environ['PATH']}",
         "PYTHONWARNINGS": "ignore::UserWarning",
+        "PYTHONFAULTHANDLER": "1",
         "PIP_NO_INDEX": "1",
         "PIP_NO_BUILD_ISOLATION": "0",  # pip reads it the wrong way round: no isolation
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -165,6 +172,7 @@ def shell(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # twenty commands, 70 s of CPU: five minutes where other tests want the same cores
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda p: p.name)
 def test_tutorial_leads_to_its_example(path, tmp_path, shell):
     folder = tmp_path / "folder"
