@@ -69,6 +69,24 @@ class Engine(ABC):
         """Return whether `put` honours its conditions here. The first call may probe it with a small object."""
         return EngineCap.CONDITIONAL in self.can
 
+    def probed(self) -> tuple[bool, ...] | None:
+        """Return what `conditional` found out about the server, for `accept_probed` in other processes.
+
+        Returns:
+            plain values, known to this kind of engine; None, as of this default, where nothing is probed.
+        """
+        return None
+
+    def accept_probed(self, found: tuple[bool, ...]) -> None:
+        """Accept what another process found out about the same server; then `conditional` requests nothing.
+
+        Args:
+            found: what `probed` of an engine for the same URL returned. Another kind of engine ignores it.
+        """
+
+    def sweep(self) -> None:
+        """Remove objects of the engine's own below its root, which killed processes left. This default has none."""
+
     @abstractmethod
     def get(self, key: str, limit: int | None = None) -> Blob:
         """Return a whole object and its tag, in one request.

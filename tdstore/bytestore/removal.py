@@ -55,3 +55,4 @@ def remove_objects(engine: Engine, url: str) -> None:
         entries = engine.list("versions/")
         names |= dict.fromkeys(e.key for e in entries if VERSION_NAME.fullmatch(e.key) and e.modified <= limit)
     engine.delete(list(names))
+    engine.sweep()

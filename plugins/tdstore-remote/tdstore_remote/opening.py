@@ -115,6 +115,10 @@ class ForkSafeEngine(DelegatingEngine):
         """Check whether the engine has conditional puts."""
         return self._writable and self.inner.conditional()
 
+    def probed(self) -> tuple[bool, ...] | None:
+        """Return what was found out about the server; nothing where the engine only reads."""
+        return self.inner.probed() if self._writable else None
+
     def where(self, key: str) -> str:
         """Return the URL of an object, as `Engine.where` does."""
         return self._engine.where(key)

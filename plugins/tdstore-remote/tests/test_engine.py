@@ -258,6 +258,19 @@ def test_what_killed_processes_left_of_probes_is_swept() -> None:
     assert conditional_puts.of(name(), bucket.put, bucket.delete, refused).works
 
 
+def test_a_sweep_in_the_middle_of_a_probe_is_no_answer() -> None:
+    class Swept(Bucket):
+        def put(self, key: str, data: Any, mode: Any) -> str | None:
+            tag = super().put(key, data, mode)
+            if self.requests == 1:
+                del self.objects[key]
+            return tag
+
+    bucket = Swept()
+    assert conditional_puts.of(name(), bucket.put, bucket.delete, bucket.list).works
+    assert bucket.objects == {}
+
+
 def test_a_bucket_that_cannot_says_so(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conditional_puts, "of", lambda *_: conditional_puts.Conditions(False))
     with open_engine(f"{s3.url}/{name()}", s3.fsspec_options) as engine:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path as FsPath
 from typing import Any
 
 import pytest
+import torch
 from remotehelp import name, same, sample
+from tdstore_remote.engines import conditional_puts
 from test_formats import upload
 
 import tdstore
@@ -61,3 +65,35 @@ def test_a_group_and_objects_of_others_stay(s3: S3Server, options: dict[str, Any
 def test_read_only_urls() -> None:
     with pytest.raises(ReadOnlyError, match="read only"):
         tdstore.delete("http://127.0.0.1:9/x")
+
+
+def test_a_build_probes_the_bucket_once_and_removes_what_killed_probes_left(
+    s3: S3Server, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: dict[Hashable, conditional_puts.Conditions] = {}
+    probes: list[int] = []
+    probe = conditional_puts.probe
+
+    def counted(*requests: Any) -> conditional_puts.Conditions:
+        probes.append(1)
+        return probe(*requests)
+
+    def killed_in_a_probe(numbers: list[int]) -> tdstore.TensorDict:
+        left = f"{prefix}/{conditional_puts.FOLDER}{numbers[0]}"
+        s3.client().put_object(Bucket=s3.bucket, Key=left, Body=b"1")
+        return tdstore.TensorDict({"x": torch.tensor(numbers)}, [len(numbers)])
+
+    monkeypatch.setattr(conditional_puts, "_found", known)
+    monkeypatch.setattr(conditional_puts, "probe", counted)
+    base = f"{s3.url}/{(prefix := name())}"
+    # A thread that knows nothing yet stands for a new process.
+    with ThreadPoolExecutor(1, initializer=known.clear) as executor:
+        td = tdstore.build(base, killed_in_a_probe, range(6), rows_per_task=2, executor=executor, **options)
+    assert td["x"].tolist() == list(range(6))
+    assert probes == [1]
+    assert {key.partition("/")[0] for key in keys(s3, f"{prefix}/")} == {"data", "tdstore.json"}
+    td.close()
+
+    s3.client().put_object(Bucket=s3.bucket, Key=f"{prefix}/{conditional_puts.FOLDER}left", Body=b"1")
+    tdstore.delete(base, **options)
+    assert keys(s3, f"{prefix}/") == set()

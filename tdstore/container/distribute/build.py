@@ -61,13 +61,22 @@ class _PartWriter:
     the end of the build removes.
     """
 
-    def __init__(self, location: str, options: Mapping[str, Any], fn: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        location: str,
+        options: Mapping[str, Any],
+        fn: Callable[[Any], Any],
+        probed: tuple[bool, ...] | None = None,
+    ) -> None:
+        self.probed = probed
         self.location = location
         self.options = dict(options)
         self.fn = fn
 
     def __call__(self, task: _Task) -> int:
         with registry().engine(self.location, self.options) as engine:
+            if self.probed is not None:
+                engine.accept_probed(self.probed)
             if read_object(engine, PLAN) is None:
                 raise InvalidStateError(f"{self.location}: there is no plan of a build: it was finished, or given up")
             if read_object(engine, part_name(task.number)) is None:
@@ -182,7 +191,7 @@ def build(
             )
         if not target.is_there(engine):
             if fetch_manifest(engine) is None:
-                work = Packed(_PartWriter(place, options, fn), cloud_first=executor is not None)
+                work = Packed(_PartWriter(place, options, fn, engine.probed()), cloud_first=executor is not None)
                 todo = _unfinished(engine, count)
                 shown = bar(count, pbar)
                 if shown is not None:

@@ -112,6 +112,7 @@ class Target:
             used = {record.name for record in manifest.objects}
         engine.delete([entry.key for entry in engine.list("data/") if entry.key not in used])
         engine.delete([entry.key for entry in engine.list(PARTS) if entry.key not in (PLAN, _COPYING)])
+        engine.sweep()
         engine.delete([PLAN])
         for entry in [entry for entry in engine.list(PARTS) if entry.key != _COPYING]:
             remove_late_part(engine, entry.key)

@@ -70,6 +70,18 @@ class CachedEngine(Engine):
         """Check whether the engine below has conditional puts."""
         return self.inner.conditional()
 
+    def probed(self) -> tuple[bool, ...] | None:
+        """Return what was found out about the server, as `Engine.probed` does."""
+        return self.inner.probed()
+
+    def accept_probed(self, found: tuple[bool, ...]) -> None:
+        """Accept what another process found out, as `Engine.accept_probed` does."""
+        self.inner.accept_probed(found)
+
+    def sweep(self) -> None:
+        """Remove what killed processes left, as `Engine.sweep` does."""
+        self.inner.sweep()
+
     # -- reading -------------------------------------------------------------------------
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
         """Read ranges, as `Engine.get_ranges` does: missing pages are fetched in one round, neighbours together."""

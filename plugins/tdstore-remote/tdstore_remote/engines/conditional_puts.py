@@ -58,20 +58,40 @@ def of(bucket: Hashable, put: Put, delete: Delete, list_: List) -> Conditions:
     with _lock:
         if bucket not in _found:
             _found[bucket] = probe(put, delete)
-            _sweep(delete, list_)
+            sweep(delete, list_, LEFT)
         return _found[bucket]
 
 
-def _sweep(delete: Delete, list_: List) -> None:
-    """Remove the objects of processes that were killed during a probe."""
-    limit = time.time() - LEFT
+def accept(bucket: Hashable, found: Conditions) -> None:
+    """Accept the result of another process's probe, unless this one has probed."""
+    with _lock:
+        _found.setdefault(bucket, found)
+
+
+def sweep(delete: Delete, list_: List, age: float) -> None:
+    """Remove the objects of processes that were killed during a probe.
+
+    Args:
+        delete: removes objects.
+        list_: lists objects whose keys start with a prefix.
+        age: seconds that they are there at least; 0: all of them.
+    """
+    limit = time.time() - age
     with contextlib.suppress(StoreError):  # listing may not be allowed
-        if old := [entry.key for entry in list_(FOLDER) if entry.modified < limit]:
+        if old := [entry.key for entry in list_(FOLDER) if not age or entry.modified < limit]:
             delete(old)
 
 
 def probe(put: Put, delete: Delete) -> Conditions:
-    """Probe with an object of a unique name, which is removed again."""
+    """Probe with an object of a unique name, which is removed again; twice before the answer is no.
+
+    Another process's `sweep` may remove the object in the middle, which then looks like a server without conditions.
+    """
+    found = _probe_and_remove(put, delete)
+    return found if found.works else _probe_and_remove(put, delete)
+
+
+def _probe_and_remove(put: Put, delete: Delete) -> Conditions:
     key = f"{FOLDER}{uuid.uuid4().hex}"
     try:
         found = _probe(key, put)

@@ -27,6 +27,18 @@ class DelegatingEngine(Engine):
         """Check whether the inner engine has conditional puts."""
         return self.inner.conditional()
 
+    def probed(self) -> tuple[bool, ...] | None:
+        """Return what was found out about the server, as `Engine.probed` does."""
+        return self.inner.probed()
+
+    def accept_probed(self, found: tuple[bool, ...]) -> None:
+        """Accept what another process found out, as `Engine.accept_probed` does."""
+        self.inner.accept_probed(found)
+
+    def sweep(self) -> None:
+        """Remove what killed processes left, as `Engine.sweep` does."""
+        self.inner.sweep()
+
     def get(self, key: str, limit: int | None = None) -> Blob:
         """Read an object, as `Engine.get` does."""
         return self.inner.get(key, limit)

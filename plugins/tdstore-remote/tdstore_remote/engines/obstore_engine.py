@@ -138,6 +138,19 @@ class ObstoreEngine(Engine):
         """Probe conditional puts, once for each bucket, with a small object that is removed again."""
         return not self._read_only and self._conditions().works
 
+    def probed(self) -> tuple[bool, ...] | None:
+        """Return the result of the probe, as `Engine.probed` does."""
+        return None if self._read_only else tuple(self._conditions())
+
+    def accept_probed(self, found: tuple[bool, ...]) -> None:
+        """Accept the result of another process's probe, as `Engine.accept_probed` does."""
+        conditions_of.accept(self._probe_id, conditions_of.Conditions(*found))
+
+    def sweep(self) -> None:
+        """Remove the objects of probes, as `Engine.sweep` does."""
+        if not self._read_only:
+            conditions_of.sweep(self.delete, self.list, 0.0)
+
     def _conditions(self) -> conditions_of.Conditions:
         return conditions_of.of(self._probe_id, self._plain_put, self.delete, self.list)
 
