@@ -18,6 +18,8 @@ from tdstore.rl.storages.state import Ints, State
 _MOST = 1 << 40
 Reduction = Literal["max", "min", "median", "mean"]
 Floats = npt.NDArray[np.float64]
+_PLAIN = (torch.float32, torch.float64)
+"""Dtypes of priorities that are taken as they are."""
 
 
 class PrioritizedSampler(Sampler):
@@ -101,18 +103,18 @@ class PrioritizedSampler(Sampler):
                 f"the priorities add up to {total}: none of the rows can be chosen; "
                 "write rows through the buffer, or set priorities with update_priority"
             )
-        masses = torch.rand(batch_size, dtype=torch.float64, generator=self._rng).numpy() * total
-        slots = self._tree.find(masses)
+        masses = torch.empty(batch_size, dtype=torch.float64).uniform_(0.0, total, generator=self._rng)
+        slots, weights = self._tree.draw(masses.numpy())
         length = len(storage)
-        if slots.max(initial=0) >= length:
+        if length < self.max_capacity and slots.max(initial=0) >= length:
             raise InvalidStateError(
                 f"slot {int(slots.max())} has a priority, and the storage has {length} rows: "
                 "both are restored together, by the buffer's dumps and loads"
             )
-        return slots, {"priority_weight": self._weights(slots)}
+        return slots, {"priority_weight": self._corrections(weights)}
 
-    def _weights(self, slots: Ints) -> torch.Tensor:
-        found = (self._tree[slots] / self._tree.smallest) ** -self.beta
+    def _corrections(self, weights: Floats) -> torch.Tensor:
+        found = (weights / self._tree.smallest) ** -self.beta
         if self.dtype is torch.float32:  # numpy's cast takes a fraction of the time of torch's for so few numbers
             return torch.from_numpy(found.astype(np.float32))
         return torch.from_numpy(found).to(self.dtype)
@@ -176,15 +178,17 @@ class PrioritizedSampler(Sampler):
             TypeError: the priorities are no real numbers.
         """
         slots = as_slots(index, storage)
-        values = as_priorities(priority, len(slots))  # all is looked at before anything is set
+        values, largest = ranked(priority, len(slots))  # all is looked at before anything is set
         rows = self.max_capacity if storage is None else min(self.max_capacity, len(storage))
         if len(slots) and slots.view(np.uint64).max() >= rows:  # beyond the end, or below 0
             named = slots != -1
             slots = slots[named]
-            values = values[named] if len(values) == len(named) else values
+            if len(values) == len(named):
+                values = values[named]
+                largest = float(values.max(initial=0.0))
             self._check(slots, rows)
         if len(slots):
-            self._largest = max(self._largest, float(values.max()))
+            self._largest = max(self._largest, largest)
             self._tree.update(slots, self._weight(values) if len(values) > 1 else self._weight(float(values[0])))
 
     def _check(self, slots: Ints, rows: int | None = None) -> None:
@@ -237,6 +241,8 @@ def as_numbers(priority: Any) -> torch.Tensor:
     Raises:
         TypeError: they are none.
     """
+    if type(priority) is torch.Tensor and priority.dtype in _PLAIN and not priority.requires_grad:
+        return priority
     try:
         received = torch.as_tensor(priority).detach()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -246,24 +252,29 @@ def as_numbers(priority: Any) -> torch.Tensor:
     return received
 
 
-def as_priorities(priority: Any, rows: int) -> Floats:
-    """Return the priorities of that many rows, `[rows]` or `[1]`, checked.
+def ranked(priority: Any, rows: int) -> tuple[Floats, float]:
+    """Return the priorities of that many rows, `[rows]` or `[1]`, checked, and the largest of them.
 
     Raises:
         ValueError: one is negative, NaN or infinite, or there is another number of them.
         TypeError: they are no real numbers.
     """
     received = as_numbers(priority)
+    if received.ndim != 1:
+        received = received.reshape(-1)
     if received.dtype is torch.float32 and received.is_cpu:  # numpy casts few numbers faster than torch does
-        values: Floats = received.numpy().astype(np.float64).reshape(-1)
+        values: Floats = received.numpy().astype(np.float64)
     else:
-        values = received.reshape(-1).cpu().to(torch.float64).numpy()
+        values = received.cpu().to(torch.float64).numpy()
     if len(values) not in (1, rows):
         raise InvalidArgumentError(f"there are {len(values)} priorities for {rows} rows")
-    # The minimum of numbers with a NaN among them is NaN.
-    if len(values) and not (values.min() >= 0 and values.max() < np.inf):
+    if not len(values):
+        return values, 0.0
+    # The minimum and the maximum of numbers with a NaN among them are NaN.
+    largest = float(values.max())
+    if not (values.min() >= 0 and largest < math.inf):
         wrong = int(np.flatnonzero(~((values >= 0) & (values < np.inf)))[0])
         raise InvalidArgumentError(
             f"priority {values[wrong]} at position {wrong}: priorities are finite and not negative"
         )
-    return values
+    return values, largest

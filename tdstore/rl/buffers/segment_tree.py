@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -17,6 +19,8 @@ _FEW = 32_768
 """So many minima are looked at as fast as few."""
 _MANY = 1024
 """From so many changes on, nodes that several of them share are worked off once."""
+_STALE = 16_384
+"""So many nodes may wait for their minima."""
 
 
 class SegmentTree:
@@ -25,7 +29,8 @@ class SegmentTree:
     Each level is one array; a node is the sum (the minimum) of 32 nodes below it, and above 10,240 nodes or fewer
     there is their running sum. A batch of changes or queries is worked off level by level, so its cost grows with the
     number of levels: 1 for 300,000 slots, 2 for 10 million. A sum is added up anew from all that is below it whenever
-    some of that changes, so that errors of rounding do not add up.
+    some of that changes, so that errors of rounding do not add up. The smallest weight is known without the minima of
+    nodes until one as small is overwritten; only then they are brought up to date.
 
     Args:
         size: number of slots.
@@ -48,52 +53,91 @@ class SegmentTree:
             self._weights.append(np.zeros((length, FAN)))
             if not self._lows or self._lows[-1].size > _FEW:
                 self._lows.append(np.full(-(-length // FAN) * FAN, np.inf))
+        self._flat = self._weights[0].reshape(-1)
+        """Weights of the slots."""
         self._top = np.zeros(length)
         """Sums of the nodes of the last level."""
-        self._running: Floats | None = np.zeros(length)
-        """The running sum of these; None after a change."""
-
-    def _sums(self) -> Floats:
-        if self._running is None:
-            self._running = torch.from_numpy(self._top).cumsum(0).numpy()
-        return self._running
+        self._running = np.zeros(length + 1)
+        """Sums of the nodes of the last level before each one; behind the last one infinity, which no mass reaches."""
+        self._tops, self._ends = torch.from_numpy(self._top), torch.from_numpy(self._running)[1:]
+        self._total: float | None = 0.0
+        """Sum of all weights; None after a change, and then the running sums are old, too."""
+        self._running[-1] = np.inf
+        self._smallest: float | None = np.inf
+        """The smallest weight; None: it is looked for in the minima."""
+        self._stale: list[Ints] = []
+        """Nodes above the slots whose minima are old."""
+        self._waiting = 0
+        """How many these are."""
 
     @property
     def total(self) -> float:
         """Sum of all weights."""
-        return float(self._sums()[-1])
+        if self._total is None:
+            torch.cumsum(self._tops, 0, out=self._ends)
+            self._total = float(self._running[-1])
+            self._running[-1] = np.inf
+        return self._total
 
     @property
     def smallest(self) -> float:
         """Smallest weight above zero; infinity when there is none."""
-        return float(self._lows[-1].min())
+        if self._smallest is None:
+            self._refresh()
+            self._smallest = float(self._lows[-1].min())
+        return self._smallest
 
     @property
     def largest(self) -> float:
         """Largest weight."""
-        return float(self._weights[0].max())
+        return float(self._flat.max())
 
     def __getitem__(self, slots: Ints) -> Floats:
         """Return the weights of slots."""
-        return self._weights[0].reshape(-1).take(slots)
+        return self._flat.take(slots)
 
     def update(self, slots: Ints, weights: Floats | float) -> None:
         """Set weights of slots; of a slot that is named twice, the last one."""
-        self._running = None
-        self._weights[0].reshape(-1)[slots] = weights
-        nodes = slots
+        if not len(slots):
+            return
+        before = self._flat.take(slots)
+        self._flat[slots] = weights
+        self._total = None
+        nodes = slots >> _SHIFT
+        if len(nodes) > _MANY:
+            nodes = _unique(nodes)
+        self._lower(nodes, before, self._flat.take(slots))
         for level, below in enumerate(self._weights):
-            nodes = nodes >> _SHIFT
-            if len(nodes) > _MANY:
-                nodes = _unique(nodes)
-            rows = below.take(nodes, 0)
+            if level:
+                nodes = nodes >> _SHIFT
+                if len(nodes) > _MANY:
+                    nodes = _unique(nodes)
             above = self._weights[level + 1].reshape(-1) if level + 1 < len(self._weights) else self._top
-            above[nodes] = np.einsum("ij->i", rows)
-            if not level:
-                self._lower(nodes, _smallest(rows))
+            above[nodes] = np.einsum("ij->i", below.take(nodes, 0, None, "clip"))
 
-    def _lower(self, nodes: Ints, lows: Floats) -> None:
-        """Set the smallest weights of nodes, and of those above them that may change by it."""
+    def _lower(self, nodes: Ints, before: Floats, now: Floats) -> None:
+        """Follow the smallest weight through a change of slots below nodes."""
+        self._stale.append(nodes)
+        self._waiting += len(nodes)
+        if self._waiting > _STALE:
+            self._refresh()
+        if self._smallest is None:
+            return
+        low = now.min()
+        if not low:
+            low = np.where(now > 0, now, np.inf).min()
+        if low <= self._smallest:
+            self._smallest = float(low)
+        elif (before == self._smallest).any():
+            self._smallest = None
+
+    def _refresh(self) -> None:
+        """Bring the minima of nodes up to date."""
+        if not self._stale:
+            return
+        nodes = _unique(np.concatenate(self._stale))
+        self._stale, self._waiting = [], 0
+        lows = _smallest(self._weights[0].take(nodes, 0, None, "clip"))
         *inner, top = self._lows
         for held in inner:
             moved = held.take(nodes) != lows
@@ -104,33 +148,41 @@ class SegmentTree:
 
     def find(self, masses: Floats) -> Ints:
         """Find, for each mass in [0, total), the slot in which the running sum of weights exceeds it."""
-        masses = np.asarray(masses, np.float64)
+        return self.draw(np.asarray(masses, np.float64))[0]
+
+    def draw(self, masses: Floats) -> tuple[Ints, Floats]:
+        """Find the slots of masses, as `find`, and return them with their weights."""
+        _ = self.total
         order = masses.argsort()  # so that all levels are read forward
         left = masses.take(order)
-        sums, starts = self._sums(), np.arange(0, len(left) * FAN, FAN)
-        nodes = np.minimum(sums.searchsorted(left, side="right"), len(sums) - 1)
-        left -= sums.take(nodes) - self._top.take(nodes)
+        nodes: Ints = self._running[1:].searchsorted(left, "right")
+        left -= self._running.take(nodes)
         for level in reversed(self._weights):
             # "clip": a mass of the very total leads beyond the last node.
             rows = level.take(nodes, 0, None, "clip")
+            rows[:, 0] -= left  # so that the first sum above zero is that of the child
             running = torch.from_numpy(rows).cumsum(1).numpy()
-            child = np.minimum(_count(running <= left[:, None]), FAN - 1)
-            nodes = (nodes << _SHIFT) + child
-            child = child + starts
-            found = rows.take(child)
-            if level is not self._weights[0]:
-                left -= running.take(child) - found
+            child = _count(running <= 0)
+            if level is self._weights[0]:
+                nodes = (nodes << _SHIFT) + child
+            else:
+                child = np.minimum(child, FAN - 1)
+                nodes = (nodes << _SHIFT) + child
+                ends = running.reshape(-1).take(child + np.arange(0, len(child) * FAN, FAN))
+                left = level.reshape(-1).take(nodes, None, None, "clip") - ends
+        found = self._flat.take(nodes, None, None, "clip")
         # Rounding may put a mass at the very end of a node, on a slot without weight.
-        if len(nodes) and (not found.all() or nodes[-1] >= self.size):
+        if len(nodes) and (nodes[-1] >= self.size or not found.all()):
             empty = np.flatnonzero((found == 0) | (nodes >= self.size))
             nodes[empty] = self._nearest(np.minimum(nodes[empty], self.size - 1))
-        slots = np.empty(len(nodes), np.int64)
-        slots[order] = nodes
-        return slots
+            found = self._flat.take(nodes)
+        slots, weights = np.empty_like(nodes), np.empty_like(found)
+        slots[order], weights[order] = nodes, found
+        return slots, weights
 
     def _nearest(self, slots: Ints) -> Ints:
         """Return the slots with weight at or before others; where there are none, the first one after them."""
-        weighted = np.flatnonzero(self._weights[0].reshape(-1))
+        weighted = np.flatnonzero(self._flat)
         at = weighted.searchsorted(slots, side="right") - 1
         found: Ints = weighted[np.maximum(at, 0)]
         return found
@@ -139,13 +191,23 @@ class SegmentTree:
         """Set all weights to zero."""
         for level in (*self._weights, self._top):
             level.fill(0.0)
-        self._running = None
         for lows in self._lows:
             lows.fill(np.inf)
+        self._total, self._smallest = None, np.inf
+        self._stale, self._waiting = [], 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the size and the weights: all else is views and sums of them."""
+        return {"size": self.size, "weights": self.weights(self.size)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Sum up the weights again."""
+        SegmentTree.__init__(self, state["size"])
+        self.update(np.arange(self.size), state["weights"])
 
     def weights(self, length: int) -> Floats:
         """Return the weights of the first slots, a copy."""
-        return self._weights[0].reshape(-1)[:length].copy()
+        return self._flat[:length].copy()
 
 
 def _smallest(rows: Floats) -> Floats:

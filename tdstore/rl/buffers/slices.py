@@ -317,7 +317,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         first, ends = first[:pieces], ends[:pieces]
         sizes = np.minimum(ends - first, length)
         slots, info = self._rows(found, first, sizes, length)
-        weights = self._weights(found.slots(first))
+        weights = self._corrections(self._tree[found.slots(first)])
         info["priority_weight"] = weights.repeat_interleave(torch.from_numpy(sizes))
         return slots, info
 

@@ -12,7 +12,7 @@ import tdstore
 from tdstore.errors import InvalidArgumentError, KeyNotFoundError
 from tdstore.rl.buffers.buffer import ReplayBuffer
 from tdstore.rl.buffers.parts import collated, is_storage, made_part
-from tdstore.rl.buffers.prioritized import PrioritizedSampler, as_numbers, as_priorities
+from tdstore.rl.buffers.prioritized import PrioritizedSampler, as_numbers, ranked
 from tdstore.rl.buffers.writers import TensorDictRoundRobinWriter, only_collections
 from tdstore.rl.storages.lists import ListStorage
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
@@ -92,13 +92,13 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return None
         slots = data.batch_size[: self._storage.ndim].numel() if slots is None else slots
         reduced = self._reduced(priority, slots)
-        as_priorities(reduced, slots)
+        ranked(reduced, slots)
         return reduced
 
     def _reduced(self, priority: Any, rows: int) -> Tensor:
         flat = as_numbers(priority)
         if flat.numel() == rows or not rows:
-            return flat.reshape(-1)
+            return flat if flat.ndim == 1 else flat.reshape(-1)
         if not flat.numel() or flat.numel() % rows:
             raise InvalidArgumentError(
                 f"{self.priority_key!r} has shape {list(flat.shape)}: those are no priorities of {rows} rows"

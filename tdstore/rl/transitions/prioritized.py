@@ -170,8 +170,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._follow()
         share = self._tree.total / batch_size
         masses = (torch.arange(batch_size, dtype=torch.float64) + torch.rand(batch_size, dtype=torch.float64)) * share
-        slots = np.minimum(self._tree.find(masses.numpy()), self.size - 1)
-        weights = (self._tree[slots] / self._tree.smallest) ** -beta
+        slots, chosen = self._tree.draw(masses.numpy())
+        weights = (chosen / self._tree.smallest) ** -beta
         batch: TensorDictBase = self._rows.take_slots(slots)
         del batch[KEY]
         device = batch.device or "cpu"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from collections.abc import Callable
 
@@ -11,7 +13,7 @@ import torch
 
 from tdstore import TensorDict
 from tdstore.rl import transitions
-from tdstore.rl.buffers import PrioritizedSampler, ReplayBuffer, SegmentTree
+from tdstore.rl.buffers import PrioritizedSampler, ReplayBuffer, SegmentTree, segment_tree
 from tdstore.rl.storages import LazyTensorStorage
 
 
@@ -46,6 +48,35 @@ def test_the_smallest_weight_follows_changes_one_by_one(size):
     assert tree.smallest == np.inf and tree.total == 0.0
 
 
+def test_the_smallest_weight_is_exact_over_many_changes(monkeypatch):
+    monkeypatch.setattr(segment_tree, "_STALE", 60)  # so that minima are brought up to date in the middle, too
+    random = np.random.default_rng(1)
+    tree, weights = SegmentTree(200), np.zeros(200)
+    for step in range(400):
+        slots = random.integers(0, 200, 8)
+        values = random.integers(0, 4, 8) / 2  # many zeros, many equal ones
+        tree.update(slots, values if step % 3 else float(values[0]))
+        for slot, value in zip(slots, values, strict=True):
+            weights[slot] = value if step % 3 else values[0]
+        if step % 5 == 0:
+            assert tree.smallest == weights[weights > 0].min(initial=np.inf)
+        if step % 100 == 50:
+            tree.update(np.arange(200), 0.0)
+            weights[:] = 0
+            assert tree.smallest == np.inf
+
+
+def test_a_copy_of_a_tree_goes_its_own_way():
+    tree = SegmentTree(40)
+    tree.update(np.arange(40), np.arange(40) / 4)
+    for made in (pickle.loads(pickle.dumps(tree)), copy.deepcopy(tree)):
+        made.update(np.array([0, 39]), 100.0)
+        assert made.total == tree.total + 200 - 39 / 4 and made.smallest == 0.25
+        assert made.find(np.array([99.0, made.total - 1])).tolist() == [0, 39]
+    slots, weights = tree.draw(np.array([tree.total - 0.1, 0.1]))
+    assert slots.tolist() == [39, 1] and weights.tolist() == [39 / 4, 0.25]
+
+
 def calls(run: Callable[[], object]) -> int:
     """Count the calls of Python and of C functions, which are passes over the arrays of a batch."""
     found = 0
@@ -70,6 +101,7 @@ def test_passes_grow_with_the_levels_alone():
         tree.update(slots, 1.0)
         for batch in (256, 1000):
             masses = np.linspace(0, 999, batch)
+            assert tree.smallest == 1.0 and tree.total == 1000
             find, update = calls(lambda: tree.find(masses)), calls(lambda: tree.update(slots[:batch], 2.0))
             passes[size, batch] = (find, update)
             tree.update(slots, 1.0)
