@@ -147,3 +147,15 @@ def tdstore_open_engine(url: str, options: Mapping[str, Any]) -> Engine | None:
     Returns:
         The engine; None for a scheme of another plugin.
     """
+
+
+@hookspec(firstresult=True)
+def tdstore_locate(location: object) -> tuple[str, Mapping[str, Any]] | None:
+    """Name the place that an object of another library stands for, such as a file system with a path in it.
+
+    Args:
+        location: what the user gave as a location; neither text nor a path of the standard library.
+
+    Returns:
+        A path or URL, and the `storage_options` that reach it; None for an object of another plugin.
+    """

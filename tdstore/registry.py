@@ -450,6 +450,21 @@ class Registry:
             self.get("remote")  # says what to install, or why the installed one failed
         raise self._unknown_scheme("engine", scheme, url)
 
+    def locate(self, location: object) -> tuple[str, Mapping[str, Any]] | None:
+        """Ask the plugins for the path or URL that an object of another library stands for.
+
+        Returns:
+            The place, and the `storage_options` that reach it; None for an object that no plugin knows.
+
+        Raises:
+            InvalidTypeError, UnsupportedError: a plugin knows it, and it has no place of its own.
+        """
+        for impl in reversed(self.plugins.manager.hook.tdstore_locate.get_hookimpls()):
+            found = impl.function(location)
+            if found is not None:
+                return cast(tuple[str, Mapping[str, Any]], found)
+        return None
+
     def _check_replaceable(
         self, backend: Backend, opener: Callable[..., Store], place: str, options: dict[str, Any]
     ) -> None:

@@ -19,7 +19,7 @@ from tdstore.errors import (
 )
 from tdstore.header import Group
 from tdstore.hookspecs import Backend
-from tdstore.io.opening import Location, Storage, find_backend
+from tdstore.io.opening import Location, Storage, find_backend, locate
 from tdstore.io.taking import Local, local_place
 from tdstore.registry import registry, without_password
 from tdstore.store import Cap
@@ -48,6 +48,7 @@ def exists(location: Location, *, storage: Storage = None, **options: Any) -> bo
         >>> tdstore.exists("runs/1"), tdstore.exists("runs/2")
         (True, False)
     """
+    location, options = locate(location, options)
     try:
         backend, text = find_backend(location, storage, "r")
     except StoreNotFoundError:
@@ -119,6 +120,7 @@ def info(location: Location, *, storage: Storage = None, **options: Any) -> Data
         >>> found.backend, found.batch_size, found.nbytes
         ('memmap', (3,), 24)
     """
+    location, options = locate(location, options)
     backend, text = find_backend(location, storage, "r")
     with registry().open(backend, text, mode="r", **_quickly(backend, {}, options)) as store:
         paths = sorted(store.paths())
@@ -166,6 +168,7 @@ def delete(location: Location, *, storage: Storage = None, **options: Any) -> No
         >>> tdstore.exists("runs/1")
         False
     """
+    location, options = locate(location, options)
     backend, text = find_backend(location, storage, "r")
     if registry().call(backend, "remove", text, options) is NotImplemented:
         local_place(backend, text, "deleted").delete(options)
@@ -195,6 +198,7 @@ def list_datasets(location: str | os.PathLike[str] = ".", *, storage: Storage = 
         >>> tdstore.list_datasets("runs")
         ['runs/2', 'runs/old/1']
     """
+    location, options = locate(location, options)
     text = os.fspath(location) if isinstance(location, os.PathLike) else location
     if not isinstance(text, str):
         raise InvalidTypeError(f"datasets are listed at a path or URL, not {type(text).__name__} {text!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,24 @@ Location = str | os.PathLike[str] | None
 Storage = str | Backend | None
 
 
+PLAIN = frozenset([str, type(None), pathlib.PosixPath, pathlib.WindowsPath])
+"""Types of locations that stand for nothing else. Subclasses may: a `UPath` is a path, perhaps in a bucket."""
+
+
+def locate(location: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the path or URL that an object of another library stands for, and the options that reach it.
+
+    Args:
+        location: a file system with a path in it, a store of objects; anything else is returned as it is.
+        options: of the caller, which go before those of the object.
+    """
+    found = None if type(location) in PLAIN else registry().locate(location)
+    if found is None:
+        return location, options
+    text, own = found
+    return text, {**options, "storage_options": {**own, **(options.get("storage_options") or {})}} if own else options
+
+
 def find_backend(location: Location, storage: Storage, mode: Mode) -> tuple[Backend, str | None]:
     """Return the backend of a location, and the location as text.
 
@@ -52,7 +71,10 @@ def find_backend(location: Location, storage: Storage, mode: Mode) -> tuple[Back
     if storage is not None and not isinstance(text, str):
         return known.resolve(None, storage) or known.get(DEFAULT_IN_MEMORY), text  # a store's own reopen_token
     if not isinstance(text, str | None):
-        raise InvalidTypeError(f"a location is a path, a URL or None, not {type(text).__name__} {text!r}")
+        raise InvalidTypeError(
+            f"a location is a path, a URL or None, not {type(text).__name__} {text!r}",
+            hint="file systems of fsspec are given with a path, (fs, path); plugins/tdstore-remote knows them",
+        )
     backend = known.resolve(text, storage)
     if backend is None and text is None:
         backend = known.get(DEFAULT_IN_MEMORY)

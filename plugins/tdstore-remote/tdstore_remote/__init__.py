@@ -9,6 +9,7 @@ from tdstore.engine import Engine
 from tdstore.hookspecs import Backend, hookimpl
 from tdstore.store import Cap
 from tdstore_remote.opening import knows, open_engine
+from tdstore_remote.ready_made import locate
 
 SCHEMES = (
     *("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https"),
@@ -52,3 +53,9 @@ def tdstore_guess_backend(location: str) -> str | None:
 def tdstore_open_engine(url: str, options: Mapping[str, Any]) -> Engine | None:
     """Open any URL that obstore or fsspec reaches."""
     return open_engine(url, options) if knows(url) else None
+
+
+@hookimpl
+def tdstore_locate(location: object) -> tuple[str, Mapping[str, Any]] | None:
+    """Take file systems of fsspec with a path, UPaths, and stores of obstore."""
+    return locate(location)

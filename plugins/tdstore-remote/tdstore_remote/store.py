@@ -18,6 +18,7 @@ from tdstore.bytestore import (
 from tdstore.engine import Blob, Buffer, Engine
 from tdstore.errors import (
     CorruptStoreError,
+    InvalidTypeError,
     MissingDependencyError,
     OptionError,
     ReadOnlyError,
@@ -87,6 +88,11 @@ def open_remote(
     """
     if location is None:
         raise OptionError("the 'remote' backend needs a location", hint="a URL, such as 's3://bucket/run'")
+    if not isinstance(location, str):
+        raise InvalidTypeError(
+            f"a location of the 'remote' backend is a URL, not {type(location).__name__} {location!r}",
+            hint="objects of fsspec, universal_pathlib and obstore are taken: (fs, path), a UPath, an S3Store",
+        )
     plain = shown(location)
     for name, value, allowed in (("mode", mode, MODES), ("format", format, FORMATS)):
         if value not in allowed:

@@ -49,7 +49,7 @@ from tdstore.errors import (
 from tdstore.header import Group, Header
 from tdstore.hookspecs import Backend
 from tdstore.index.shapes import common_prefix
-from tdstore.io.opening import open_unread, refuse_partial
+from tdstore.io.opening import PLAIN, locate, open_unread, refuse_partial
 from tdstore.lifetime import Ending
 from tdstore.pickling import rebuild
 from tdstore.store import LIVE, Cap, Store
@@ -121,6 +121,8 @@ class StoreHandle:
     @classmethod
     def open(cls, location: Any = None, *, storage: Any = None, mode: Mode = "r", **options: Any) -> StoreHandle:
         """Open a location through the registry."""
+        if type(location) not in PLAIN:
+            location, options = locate(location, options)
         store, backend = open_unread(location, storage=storage, mode=mode, **options)
         try:
             place = os.fspath(location) if isinstance(location, os.PathLike) else location

@@ -20,7 +20,7 @@ from tdstore.errors import CorruptStoreError, KeyNotFoundError, NotAGroupError, 
 from tdstore.header import Group, Header
 from tdstore.index.tracing import fake_mode
 from tdstore.io.blocks import BLOCK_BYTES, leaf_batches
-from tdstore.io.opening import Location, Storage, find_backend, open_backend
+from tdstore.io.opening import PLAIN, Location, Storage, find_backend, locate, open_backend
 from tdstore.io.progress import Progress
 from tdstore.io.versions import PINS, pinned
 from tdstore.keys import unravel
@@ -172,6 +172,8 @@ def open_container(
     location: Location = None, *, storage: Storage = None, mode: Mode = "r", subpath: Any = None, **options: Any
 ) -> TensorDictBase:
     """Open what is stored at a location. See `tdstore.open`."""
+    if type(location) not in PLAIN:
+        location, options = locate(location, options)
     if not PINS.isdisjoint(options):
         options = pinned(location, storage, mode, options)
     with _real_tensors():
@@ -199,6 +201,8 @@ def allocate(
     Raises:
         OptionError: its leaves are live tensors, and not on that `device`.
     """
+    if type(location) not in PLAIN:
+        location, options = locate(location, options)
     backend, text = find_backend(location, storage, mode)
     store = open_backend(backend, text, mode=mode, **options)
     try:
@@ -224,6 +228,8 @@ def write(
         if leaf not in specs:
             raise KeyNotFoundError(f"leaf_options name {path_text(leaf)}, which is not a tensor of what is saved")
         specs[leaf] = specs[leaf].replace(**chosen)
+    if type(location) not in PLAIN:
+        location, options = locate(location, options)
     backend, text = find_backend(location, storage, mode)
     store = open_backend(backend, text, mode=mode, **options)
     try:
