@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tdstore.index.rows import gather
-from tdstore.storekit.pageadvice import copy_rows, drop_whole_pages, empty, map_pages, map_whole_pages
+from tdstore.storekit.pages import copy_rows, drop_whole_pages, empty, map_pages, map_whole_pages
 
 PAGES = 256
 

@@ -17,7 +17,7 @@ from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError
 from tdstore.index.tracing import traced
 from tdstore.storekit.checksums import Sums, block_text
-from tdstore.storekit.pageadvice import copy_rows, empty
+from tdstore.storekit.pages import copy_rows, empty
 from tdstore.types import Path, StoreIndex, path_text
 
 OPENED = 16 << 20

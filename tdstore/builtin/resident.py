@@ -15,7 +15,7 @@ from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.storekit.budget import SUSPECT_BYTES, check_holes
 from tdstore.storekit.checked import CheckedStore, L
 from tdstore.storekit.files import io_errors
-from tdstore.storekit.pageadvice import copy_rows
+from tdstore.storekit.pages import copy_rows
 from tdstore.types import Path, Read, StoreIndex, Write
 
 

@@ -8,7 +8,7 @@ import google_crc32c
 import torch
 
 from tdstore.storekit.checksums import Memory, crcs_of
-from tdstore.storekit.pageadvice import map_whole_pages
+from tdstore.storekit.pages import map_whole_pages
 
 PIECE = 448 << 10
 """Bytes that are copied and then summed. They stay in the cache in between, and are too few for torch to share their

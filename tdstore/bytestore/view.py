@@ -22,7 +22,7 @@ from tdstore.index.rows import gather
 from tdstore.storekit.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
 from tdstore.storekit.checked import full
 from tdstore.storekit.checksums import TIP, crc32c, tip_ranges
-from tdstore.storekit.pageadvice import empty
+from tdstore.storekit.pages import empty
 from tdstore.types import LeafSpec, Path, Read, StoreIndex, path_text
 
 SMALL_LEAF = 256 << 10

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tdstore.builtin.memmap.tensor import MappedFile, MemoryMappedTensor
 from tdstore.store import Cap, Store
-from tdstore.storekit.pageadvice import drop_whole_pages
+from tdstore.storekit.pages import drop_whole_pages
 from tdstore.types import Path, StoreIndex
 
 

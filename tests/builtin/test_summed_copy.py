@@ -12,7 +12,7 @@ import torch
 
 from tdstore.builtin import summedcopy
 from tdstore.builtin.summedcopy import copy_summed, is_aligned
-from tdstore.storekit import pageadvice
+from tdstore.storekit import pages
 from tdstore.storekit.checksums import crcs_of
 
 KIB = 1 << 10
@@ -34,7 +34,7 @@ def test_the_copy_and_its_checksums(
 
 
 def test_a_system_that_refuses_to_give_pages_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pageadvice, "_POPULATE_WRITE", 999)
+    monkeypatch.setattr(pages, "_POPULATE_WRITE", 999)
     source, target = np.ones(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
     assert copy_summed(source, target, 64 * KIB, fresh=True) == crcs_of(source, 64 * KIB)
     assert target.all()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from tdstore.storekit import chunks as presets
 from tdstore.storekit import refusals
 from tdstore.storekit.foreign_strings import TEXT
 from tdstore.types import LeafSpec, Path, path_text
@@ -26,12 +26,8 @@ LAYOUT = (
     "rdcc_nbytes",
     "rdcc_w0",
 )
-PRESETS = {"random": 32 << 10, "scan": 1 << 20}
-"""Values of `layout`: about so many bytes to a chunk (HDF5 caches one MiB of decoded chunks)."""
-_ROW = 4 << 10
-"""With "random", rows from here on are a chunk each."""
-_SMALLEST = 8 << 10
 _LARGEST = 64 << 20
+"""Bytes of a chunk (HDF5 caches one MiB of decoded chunks)."""
 _OUTSIDE = ("external", "efile_prefix", "virtual_prefix")
 
 
@@ -71,9 +67,7 @@ def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, *, co
         defaults = {**defaults, "chunks": None}  # the option of the leaf takes precedence over that of the file
     merged = {k: v for k, v in {**defaults, **spec.options}.items() if v is not None and v is not False}
     preset = merged.pop("layout", None)
-    if preset is not None and preset not in PRESETS:
-        names = ", ".join(map(repr, PRESETS))
-        raise option_error(url, f"layout of {path_text(path)} must be one of {names}, not {preset!r}")
+    presets.check_layout(preset, path_text(path), url)
     merged.pop("fillvalue", None)  # h5py's name for LeafSpec.fill_value, see `with_fill`
     if not spec.shape:
         return {k: v for k, v in merged.items() if k == "track_times"}
@@ -109,9 +103,7 @@ def _column_options(name: str, spec: LeafSpec, requested: Mapping[str, Any]) -> 
 
 
 def _column_chunks(spec: LeafSpec) -> tuple[int, ...]:
-    nbytes = min(max(_SMALLEST, spec.nbytes >> 20), PRESETS["random"])
-    row = math.prod(spec.shape[1:]) * spec.dtype.itemsize
-    return (max(1, nbytes // max(1, row)), *(max(1, n) for n in spec.shape[1:]))
+    return (presets.column_rows(spec.shape, spec.dtype.itemsize), *(max(1, n) for n in spec.shape[1:]))
 
 
 def growing_chunks(spec: LeafSpec, *, column: bool) -> tuple[int, ...]:
@@ -131,15 +123,7 @@ def preset_chunks(preset: str, spec: LeafSpec, most: int | None) -> tuple[int, .
         >>> preset_chunks("random", LeafSpec((1000, 84, 84), "uint8"), 1000)
         (1, 84, 84)
     """
-    chunks = [max(1, n) for n in spec.shape]
-    row = math.prod(chunks[1:]) * spec.dtype.itemsize
-    rows = 1 if preset == "random" and row >= _ROW else PRESETS[preset] // row
-    chunks[0] = max(1, rows if most is None else min(rows, most))
-    for dim, size in enumerate(chunks[1:], 1):  # rows so long that they must be cut
-        if math.prod(chunks) * spec.dtype.itemsize > _LARGEST:
-            others = math.prod(chunks) // size * spec.dtype.itemsize
-            chunks[dim] = max(1, _LARGEST // others)
-    return tuple(chunks)
+    return presets.preset_chunks(preset, spec.shape, spec.dtype.itemsize, most=most, widest=_LARGEST)
 
 
 def with_fill(spec: LeafSpec, defaults: Mapping[str, Any]) -> LeafSpec:

@@ -31,6 +31,7 @@ from tdstore.storekit import CheckedStore, refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
 from tdstore.storekit.checked import fake_mode, fill_pattern, full
 from tdstore.storekit.checksums import crc32c
+from tdstore.storekit.chunks import LAYOUTS
 from tdstore.storekit.files import raise_io
 from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
@@ -143,7 +144,7 @@ def open_h5(
         ("verify", verify, ("none", "size", "full")),
         ("recover", recover, (None, "accept")),
         ("trust", trust, (None, "h5")),
-        ("layout", layout, (None, *options.PRESETS)),
+        ("layout", layout, (None, *LAYOUTS)),
     ):
         if value not in allowed:
             raise refusals.option_value(url, name, value, allowed)

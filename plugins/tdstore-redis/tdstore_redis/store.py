@@ -23,7 +23,7 @@ from tdstore.index.ranges import index_shape
 from tdstore.store import Cap, Store
 from tdstore.storekit import CheckedStore, end_writer, refusals
 from tdstore.storekit.budget import allocating
-from tdstore.storekit.pageadvice import empty
+from tdstore.storekit.pages import empty
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore.values import encode_value
 from tdstore_redis.address import parse

@@ -35,7 +35,7 @@ from tdstore.store import Cap
 from tdstore.storekit import CheckedStore, Typed, refusals
 from tdstore.storekit.budget import allocating
 from tdstore.storekit.foreign_strings import leaves_of_values
-from tdstore.storekit.pageadvice import empty
+from tdstore.storekit.pages import empty
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write
 from tdstore_zarr import store_objects
 from tdstore_zarr.codec.buffers import LIMIT

@@ -14,8 +14,8 @@ from tdstore.header import NESTED_SHAPES, NESTED_SPANS, NESTED_VALUES
 from tdstore.keys import encode_file_name, encode_names, fold
 from tdstore.storekit.checksums import EMPTY, Sums
 from tdstore.storekit.documents import LeafRecord, leaf_record
+from tdstore.storekit.pages import Holes
 from tdstore.storekit.session import FileParts
-from tdstore.storekit.sparse import Holes
 from tdstore.types import LeafSpec, Path
 from tdstore.values import decode_value, encode_value
 

@@ -35,8 +35,8 @@ from tdstore.storekit.checksums import (
     sums_of_zeros,
     tip_ranges,
 )
+from tdstore.storekit.pages import Holes
 from tdstore.storekit.session import FileParts
-from tdstore.storekit.sparse import Holes
 from tdstore.types import StoreIndex, Write, path_text
 
 _OPEN_FILES = 32

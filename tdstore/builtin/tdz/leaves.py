@@ -23,8 +23,7 @@ from tdstore.store import Cap
 from tdstore.storekit import files
 from tdstore.storekit.budget import allocating
 from tdstore.storekit.checksums import crc32c
-from tdstore.storekit.pageadvice import empty
-from tdstore.storekit.sparse import HOLES, Holes, reserve
+from tdstore.storekit.pages import HOLES, Holes, empty, reserve
 from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
 
 _TAIL = 4096

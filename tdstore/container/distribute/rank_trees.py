@@ -17,7 +17,7 @@ from tdstore.errors import BatchSizeError, UnsupportedError
 from tdstore.parallel import collectives, wire
 from tdstore.parallel.links import Link
 from tdstore.registry import registry
-from tdstore.storekit.sparse import HOLES, reserve
+from tdstore.storekit.pages import HOLES, reserve
 from tdstore.types import LeafSpec, Path, StoreIndex, path_text
 
 if TYPE_CHECKING:

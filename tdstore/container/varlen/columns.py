@@ -33,7 +33,7 @@ from tdstore.index.index_terms import as_terms
 from tdstore.pickling import rebuild
 from tdstore.store import Cap
 from tdstore.storekit.foreign_strings import COLUMN_FROM, HEAD, SPANS, TEXT, mark_of, text_of
-from tdstore.storekit.sparse import HOLES, reserve
+from tdstore.storekit.pages import HOLES, reserve
 from tdstore.types import LeafSpec, Path, Write, path_text
 
 _SPARE = 1 << 16

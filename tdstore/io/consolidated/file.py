@@ -29,7 +29,7 @@ from tdstore.io.consolidated.buffer import Slot
 from tdstore.storekit import files, refusals
 from tdstore.storekit.budget import check_declared, check_holes
 from tdstore.storekit.checksums import Sums, block_bytes, block_text, crc32c
-from tdstore.storekit.pageadvice import copy_rows
+from tdstore.storekit.pages import copy_rows
 from tdstore.types import Fault, Path, path_text
 
 Verify = Literal["none", "size", "full"]

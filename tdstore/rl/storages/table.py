@@ -23,8 +23,7 @@ from tdstore.dtypes import dtype_name, from_numpy, is_bit_pattern, to_numpy
 from tdstore.errors import BatchSizeError, InvalidTypeError
 from tdstore.rl.storages.state import Ints, State, read_state, write_state
 from tdstore.rl.storages.structure import Column, is_container
-from tdstore.storekit.pageadvice import MANY, map_pages
-from tdstore.storekit.sparse import reserve
+from tdstore.storekit.pages import MANY, map_pages, reserve
 from tdstore.types import Path, Write, path_text
 
 STATE: Path = ("_replay_state", "data")

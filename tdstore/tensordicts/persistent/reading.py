@@ -37,7 +37,7 @@ from tdstore.io.blocks import row_ranges
 from tdstore.ops.reduce import Over, common_dtype
 from tdstore.ops.reductions import Reduction, State
 from tdstore.store import Cap
-from tdstore.storekit.sparse import HOLES, reserve
+from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.persistent.window import WindowTree
 from tdstore.types import LeafSpec, Names, Path, Read, path_text
 

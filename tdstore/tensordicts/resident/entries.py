@@ -27,7 +27,7 @@ from tdstore.index.selection import index_shape
 from tdstore.index.tracing import mapped, one_by_one
 from tdstore.ops.reduce import Over
 from tdstore.ops.reductions import Reduction
-from tdstore.storekit.sparse import HOLES, reserve
+from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.resident.write_checks import (
     check_copies,

@@ -19,7 +19,7 @@ from tdstore.index.index_terms import as_terms, indexed_names, spelled_out
 from tdstore.index.rows import check_rows, put_rows, take
 from tdstore.index.selection import as_rows, index_shape
 from tdstore.index.tracing import traced
-from tdstore.storekit.sparse import HOLES, reserve
+from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident.entries import VIEW_FLAGS
 from tdstore.tensordicts.resident.store_backed import BindingMixin
 from tdstore.tensordicts.resident.write_checks import are_plain, check_copies, copy_plain

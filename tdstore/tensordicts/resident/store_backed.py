@@ -36,7 +36,7 @@ from tdstore.index.tracing import mapped, traced
 from tdstore.io.mapped import seen_by_others, sent
 from tdstore.keys import key_text, unravel
 from tdstore.pickling import rebuild
-from tdstore.storekit.sparse import HOLES, reserve
+from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident.entries import ResidentTree
 from tdstore.types import LeafSpec, Names, NestedKey, Path, Read, Write, path_text
 

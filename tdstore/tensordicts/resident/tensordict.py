@@ -25,7 +25,7 @@ from tdstore.container.methods.apply import starts_with
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError
 from tdstore.index.shapes import as_size
-from tdstore.storekit.sparse import HOLES, reserve
+from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident.indexing import IndexedTree
 from tdstore.tensordicts.resident.write_checks import check_copies, copy_all
 from tdstore.types import Entry, IndexType, Names, NestedKey

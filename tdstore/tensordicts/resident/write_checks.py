@@ -17,7 +17,7 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTens
 from tdstore.container.varlen.columns import PackedStack
 from tdstore.errors import BatchSizeError, GradientError, InvalidStateError
 from tdstore.index.tracing import traced
-from tdstore.storekit.sparse import HOLES, reserve
+from tdstore.storekit.pages import HOLES, reserve
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tdstore import TensorDict
 from tdstore.errors import StoreClosedError, StoreIOError
-from tdstore.storekit import sparse
-from tdstore.storekit.sparse import HOLES, Holes, reserve
+from tdstore.storekit import pages
+from tdstore.storekit.pages import HOLES, Holes, reserve
 from tests.builtin.memmap.support import in_child, small_disk
 
 ROWS, WIDTH = 4096, 512  # 8 MiB of float32, on a disk of 4
@@ -61,7 +61,7 @@ def _transformed(rng: random.Random, tensor: Tensor) -> Tensor:
 
 
 def test_every_byte_that_is_written_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse, "CHUNK", 8)
+    monkeypatch.setattr(pages, "CHUNK", 8)
     rng = random.Random(0)
     torch.manual_seed(0)
     partial = 0
@@ -96,19 +96,19 @@ def test_no_more_room_than_rows_need() -> None:
     owner.guard(whole)
     reserve(whole[7])
     reserve(whole, (torch.tensor([3, -1, 3, 4]),))
-    assert asked == [(7 * sparse.CHUNK, 8 * sparse.CHUNK), (3 * sparse.CHUNK, 4 * sparse.CHUNK), *_chunks(4, 999)]
+    assert asked == [(7 * pages.CHUNK, 8 * pages.CHUNK), (3 * pages.CHUNK, 4 * pages.CHUNK), *_chunks(4, 999)]
     asked.clear()
     reserve(whole[7])
     reserve(whole[5, :100])
     assert asked == _chunks(5)
     asked.clear()
     reserve(whole)
-    assert sum(stop - start for start, stop in asked) == whole.nbytes - 5 * sparse.CHUNK
+    assert sum(stop - start for start, stop in asked) == whole.nbytes - 5 * pages.CHUNK
     assert whole.untyped_storage().data_ptr() not in HOLES, "full, and still asked about"
 
 
 def _chunks(*numbers: int) -> list[tuple[int, int]]:
-    return [(n * sparse.CHUNK, (n + 1) * sparse.CHUNK) for n in numbers]
+    return [(n * pages.CHUNK, (n + 1) * pages.CHUNK) for n in numbers]
 
 
 def test_what_takes_no_room_stays_known() -> None:
@@ -267,7 +267,7 @@ def test_space_is_taken_as_it_is_needed(tmp_path: FsPath) -> None:
     assert before < 1 << 16
     td.set_at_("a", 1, (123456, slice(0, 10)))
     td[[5, 1 << 19]] = TensorDict({"a": torch.ones(2, 1 << 20, dtype=torch.uint8)}, [2])
-    assert store.nbytes_stored() - before <= (3 << 20) + 8 * sparse.CHUNK
+    assert store.nbytes_stored() - before <= (3 << 20) + 8 * pages.CHUNK
     assert td["a"][5].all() and td["a"][123456, :11].tolist() == [1] * 10 + [0]
     address = td["a"].untyped_storage().data_ptr()
     assert address in HOLES

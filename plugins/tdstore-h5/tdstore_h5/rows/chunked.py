@@ -16,7 +16,7 @@ from tdstore.dtypes import to_numpy
 from tdstore.index.ranges import index_shape
 from tdstore.index.rows import sorted_unique
 from tdstore.index.rows import take as take_rows
-from tdstore.storekit.pageadvice import empty
+from tdstore.storekit.pages import empty
 from tdstore.types import LeafSpec, StoreIndex
 from tdstore_h5.rows.contiguous import Bytes
 

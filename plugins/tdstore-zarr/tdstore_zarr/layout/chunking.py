@@ -12,17 +12,13 @@ from tdstore.dtypes import dtype_name, is_bit_pattern, numpy_dtype
 from tdstore.errors import OptionError
 from tdstore.storekit import refusals
 from tdstore.storekit.checked import fill_pattern
+from tdstore.storekit.chunks import check_layout, column_rows, leading_sizes, preset_chunks, wrong_value
 from tdstore.storekit.foreign_strings import TEXT
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore_zarr.codec.codecs import ChunkError, parse_pipeline
 from tdstore_zarr.codec.metadata import DTYPE_ATTRIBUTE, MAX_CHUNK, MAX_INNER, SAFE_CODECS, ArrayMeta
 
 OPTIONS = ("layout", "chunks", "shards", "compressors", "checksum")
-LAYOUTS = ("random", "scan")
-ROW = 4096
-"""Rows of this size are chunks of their own: a read of random rows decodes nothing else."""
-SMALLEST = 8 << 10
-INNER = {"random": 32 << 10, "scan": 1 << 20}
 WIDEST = 4 << 20
 LEAST_SHARD, MOST_SHARD, SHARDS = 4 << 20, 64 << 20, 64
 
@@ -49,11 +45,10 @@ def fit(
     options = {k: v for k, v in {**defaults, **spec.options}.items() if v is not None}
     where = path_text(path)
     layout = options.get("layout", "random")
-    if layout not in LAYOUTS:
-        raise _wrong(url, where, "layout", layout, f"one of {', '.join(map(repr, LAYOUTS))}")
+    check_layout(layout, where, url)
     checksum = options.get("checksum", True)
     if type(checksum) is not bool:
-        raise _wrong(url, where, "checksum", checksum, "True or False")
+        raise wrong_value("checksum", checksum, "True or False", where, url)
     shape, itemsize = spec.shape, spec.dtype.itemsize
     data_type = str(numpy_dtype(spec.dtype))
     attributes = {DTYPE_ATTRIBUTE: dtype_name(spec.dtype)} if is_bit_pattern(spec.dtype) else {}
@@ -87,8 +82,7 @@ def _column_options(name: str, spec: LeafSpec, chosen: Mapping[str, Any]) -> dic
     found = {k: v for k, v in chosen.items() if v is not None and (name != TEXT or k not in ("chunks", "shards"))}
     if found.get("layout", "random") != "random":
         return found
-    nbytes = min(max(SMALLEST, spec.nbytes >> 20), INNER["random"])
-    fine = {"chunks": max(1, nbytes // (math.prod(spec.shape[1:]) * spec.dtype.itemsize)), "shards": True}
+    fine = {"chunks": column_rows(spec.shape, spec.dtype.itemsize), "shards": True}
     return {"compressors": "none"} | ({} if {"chunks", "shards"} & {*found, *spec.options} else fine) | found
 
 
@@ -111,39 +105,13 @@ def check_names(options: Mapping[str, Any], url: str, path: Path | None = None) 
     for name in options:
         if name not in OPTIONS:
             raise refusals.leaf_option(url, path, name, OPTIONS)
-    layout = options.get("layout")
-    if layout is not None and layout not in LAYOUTS:
-        where = "new leaves" if path is None else path_text(path)
-        raise _wrong(url, where, "layout", layout, f"one of {', '.join(map(repr, LAYOUTS))}")
-
-
-def default_inner(shape: tuple[int, ...], itemsize: int, layout: str) -> tuple[int, ...]:
-    """Return chunks of one row where rows are large, of some where they are small, of part of a huge row."""
-    if not shape:
-        return ()
-    row = math.prod(shape[1:]) * itemsize
-    rest = tuple(max(1, n) for n in shape[1:])
-    if row > WIDEST:
-        return _block(shape, itemsize, WIDEST)
-    rows = 1 if layout == "random" and row >= ROW else max(1, INNER[layout] // max(1, row))
-    return (max(1, min(rows, shape[0])), *rest)
-
-
-def _block(shape: tuple[int, ...], itemsize: int, target: int) -> tuple[int, ...]:
-    """Return the longest run in C order of at most `target` bytes that is a block."""
-    block = [1] * len(shape)
-    for dim in reversed(range(len(shape))):
-        fits = max(1, target // (math.prod(block) * itemsize))
-        block[dim] = max(1, min(shape[dim], fits))
-        if block[dim] < shape[dim]:
-            break
-    return tuple(block)
+    check_layout(options.get("layout"), "new leaves" if path is None else path_text(path), url)
 
 
 def _inner(value: Any, shape: tuple[int, ...], itemsize: int, layout: str, url: str, where: str) -> tuple[int, ...]:
     if value is None or value is True:
-        return default_inner(shape, itemsize, layout)
-    leading = _sizes(value, "chunks", url, where)[: len(shape)]
+        return preset_chunks(layout, shape, itemsize, most=shape[0] if shape else None, widest=WIDEST)
+    leading = leading_sizes(value, "chunks", where, url)[: len(shape)]
     return tuple(max(1, min(n, c)) for n, c in zip(shape, (*leading, *shape[len(leading) :]), strict=True))
 
 
@@ -153,7 +121,7 @@ def _shard(
     if not shape or value is False or (value is None and chunked):
         return inner
     if value is not None and value is not True:
-        leading = _sizes(value, "shards", url, where)[: len(shape)]
+        leading = leading_sizes(value, "shards", where, url)[: len(shape)]
         whole = (*leading, *shape[len(leading) :])
         return tuple(-(-max(1, min(n, s)) // i) * i for n, s, i in zip(shape, whole, inner, strict=True))
     nbytes = math.prod(shape) * itemsize
@@ -179,7 +147,7 @@ def _codecs(value: Any, data_type: str, checksum: bool, url: str, where: str) ->
     items = list(value) if isinstance(value, (list, tuple)) else [value]
     found = [_codec(item, itemsize, url, where) for item in items]
     if any(codec["name"] in ("bytes", "sharding_indexed") for codec in found):
-        raise _wrong(url, where, "compressors", value, "codecs that compress bytes: chunks= and shards= are apart")
+        raise wrong_value("compressors", value, "codecs that compress bytes: chunks= and shards= are apart", where, url)
     codecs = [*start, *found, *(end if found[-1:] != end else [])]
     try:
         parse_pipeline(codecs)
@@ -202,10 +170,8 @@ def _codec(item: Any, itemsize: int, url: str, where: str) -> dict[str, Any]:
     if callable(to_dict):
         item = to_dict()
     if not isinstance(item, Mapping) or not isinstance(item.get("name"), str):
-        raise _wrong(
-            url, where, "compressors", item,
-            "'lz4', 'lz4hc', 'blosc-zstd', 'zstd', 'gzip', 'none', a zarr codec, its metadata, or a list of these",
-        )  # fmt: skip
+        kinds = "'lz4', 'lz4hc', 'blosc-zstd', 'zstd', 'gzip', 'none', a zarr codec, its metadata, or a list of these"
+        raise wrong_value("compressors", item, kinds, where, url)
     if item["name"] not in SAFE_CODECS:
         raise OptionError(
             f"{url}: compressors of {where}: the codec {item['name']!r} is not one that can be read back", url=url
@@ -217,14 +183,3 @@ def _codec(item: Any, itemsize: int, url: str, where: str) -> dict[str, Any]:
         if settings.get("shuffle") in (None, "auto"):
             settings["shuffle"] = "shuffle" if itemsize > 1 else "noshuffle"
     return {"name": item["name"], "configuration": settings} if settings else {"name": item["name"]}
-
-
-def _sizes(value: Any, name: str, url: str, where: str) -> tuple[int, ...]:
-    items: Any = (value,) if isinstance(value, int) and not isinstance(value, bool) else value
-    if not isinstance(items, (tuple, list)) or not all(type(n) is int and n > 0 for n in items):
-        raise _wrong(url, where, name, value, "a positive integer, or a tuple of them")
-    return tuple(items)
-
-
-def _wrong(url: str, where: str, name: str, value: Any, wanted: str) -> OptionError:
-    return OptionError(f"{url}: {name} of {where} must be {wanted}, not {value!r}", url=url)
