@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -475,6 +476,38 @@ def test_a_sampler_with_room_for_fewer_rows_grows(ndim):
         buffer.extend(TensorDict({"a": torch.full(shape, first)}, shape))
     assert len(buffer) == storage.max_size == (13 if ndim == 1 else 16)
     assert set(buffer.sample()["index"].reshape(999, -1)[:, 0].tolist()) == set(range(storage.shape[0]))
+
+
+EDITED = {
+    "a cursor beyond the end": ("cursor", 8, "cursor 8 is beyond the 8 rows"),
+    "a cursor before the first row": ("cursor", -1, "cursor .* -1"),
+    "a cursor that is no number": ("cursor", "4", "cursor .* '4'"),
+    "a cursor of half a row": ("cursor", 0.5, "cursor .* 0.5"),
+    "no cursor": ("cursor", None, "cursor .* None"),
+    "a negative count": ("write_count", -5, "write_count .* -5"),
+}
+
+
+@pytest.mark.parametrize("written", [2, 0], ids=["filled", "empty"])
+@pytest.mark.parametrize("what", EDITED)
+def test_an_edited_cursor_is_refused_before_rows_are_loaded(tmp_path, what, written):
+    one = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
+    one.extend(TensorDict({"a": torch.arange(6)}, [6]))
+    one.dumps(tmp_path / "checkpoint")
+    buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(8, scratch_dir=tmp_path / "own"), batch_size=4)
+    if written:
+        buffer.extend(TensorDict({"a": torch.tensor([10, 11])}, [2]))
+    file = tmp_path / "checkpoint" / "writer" / "metadata.json"
+    about = json.loads(file.read_text())
+    name, value, message = EDITED[what]
+    file.write_text(json.dumps({**about, name: value}))
+    with pytest.raises(ValueError, match=message):
+        buffer.loads(tmp_path / "checkpoint")
+    assert len(buffer) == buffer.write_count == written and buffer.initialized is bool(written)
+    assert not written or (buffer[:]["a"].tolist() == [10, 11] and buffer.writer._cursor == 2)
+    file.write_text(json.dumps(about))
+    buffer.loads(tmp_path / "checkpoint")
+    assert buffer[:]["a"].tolist() == list(range(6)) and buffer.writer._cursor == 6
 
 
 @pytest.mark.parametrize("what", ["buffer_metadata.json", "writer/metadata.json", "a smaller sampler"])

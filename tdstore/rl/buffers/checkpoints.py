@@ -14,6 +14,9 @@ from torch import Generator, Tensor
 import tdstore
 from tdstore import TensorDict
 from tdstore.errors import CorruptStoreError, StateDictError, StoreNotFoundError, TDStoreError
+from tdstore.rl.buffers.writers import Writer
+from tdstore.rl.storages.checkpoints import room_for
+from tdstore.rl.storages.lazy import LazyStorage
 from tdstore.rl.storages.tabular import is_collection
 from tdstore.values import decode_value, encode_value
 
@@ -63,7 +66,7 @@ def _dump_batches(folder: FilePath, pending: Sequence[Future[Batch]]) -> list[An
 
 
 def load_parts(folder: FilePath, parts: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor | None, list[Future[Batch]]]:
-    """Have the parts of a buffer take over a checkpoint; after most errors nothing is changed.
+    """Have the parts of a buffer take over a checkpoint; after an error nothing is changed.
 
     Args:
         folder: of the checkpoint.
@@ -74,6 +77,7 @@ def load_parts(folder: FilePath, parts: Mapping[str, Any]) -> tuple[dict[str, An
 
     Raises:
         StoreNotFoundError: there is no checkpoint. CorruptStoreError: a file of it is no JSON.
+        ValueError: the cursor is beyond the rows.
     """
     if not (folder / _METADATA).exists():
         raise StoreNotFoundError(
@@ -83,6 +87,13 @@ def load_parts(folder: FilePath, parts: Mapping[str, Any]) -> tuple[dict[str, An
     for name in ("sampler", "writer"):
         for file in sorted((folder / name).glob("*.json")):
             _read(file)
+    if "batch_size" not in about:
+        raise CorruptStoreError(f"{folder / _METADATA} of the checkpoint names no batch size", url=str(folder))
+    storage, writer = parts["storage"], parts["writer"]
+    if isinstance(writer, Writer):
+        lazy = isinstance(storage, LazyStorage)
+        room = room_for(storage, str(folder / "storage")) if lazy else getattr(storage, "capacity", None)
+        writer.check_file(folder / "writer", room)
     # A sampler may have room for fewer rows: it is asked before the rows are changed.
     before = parts["sampler"].state_dict()
     try:

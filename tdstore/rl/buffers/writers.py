@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import operator
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path as FilePath
@@ -86,6 +87,28 @@ class Writer(ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the position of the writer."""
 
+    def check_state(self, state_dict: dict[str, Any], capacity: int | None) -> None:
+        """Check a state dict before the rows that belong to it are loaded.
+
+        Args:
+            state_dict: what `load_state_dict` will be given.
+            capacity: rows that the storage will have room for; None: that is not known.
+
+        Raises:
+            ValueError: the state does not fit.
+        """
+
+    def check_file(self, path: str | os.PathLike[str], capacity: int | None) -> None:
+        """Check the state in a folder, as `check_state`; that of a writer with files of its own is not looked at."""
+        if type(self).loads is Writer.loads:
+            self.check_state(self._read(path), capacity)
+
+    def _read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        named = json.loads((FilePath(path) / _FILE).read_text())
+        if not isinstance(named, dict):
+            raise InvalidArgumentError(f"{FilePath(path) / _FILE} is no state of a writer")
+        return {f"_{key}": value for key, value in named.items()}
+
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a folder."""
         folder = FilePath(path)
@@ -95,8 +118,7 @@ class Writer(ABC):
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Restore the state of a folder."""
-        named = json.loads((FilePath(path) / _FILE).read_text())
-        self.load_state_dict({f"_{key}": value for key, value in named.items()})
+        self.load_state_dict(self._read(path))
 
     def __repr__(self) -> str:
         """Name and place."""
@@ -187,6 +209,16 @@ class RoundRobinWriter(Writer):
             self._storage.set_counters(0, 0)
         self._foreign = (0, 0)
 
+    def check_state(self, state_dict: dict[str, Any], capacity: int | None) -> None:
+        """Check that the cursor of a state dict is a row of the storage."""
+        for name in ("_cursor", "_write_count"):
+            value: Any = state_dict.get(name, 0 if name == "_write_count" else None)
+            if not hasattr(value, "__index__") or operator.index(value) < 0:
+                raise InvalidArgumentError(f"{name[1:]} of the state of the writer is {value!r}, and no number of rows")
+        cursor = operator.index(state_dict["_cursor"])
+        if self._ours and capacity is not None and cursor >= capacity:
+            raise InvalidArgumentError(f"cursor {cursor} is beyond the {capacity} rows of the storage")
+
     def state_dict(self) -> dict[str, Any]:
         """Return the cursor and the number of rows written."""
         return {"_cursor": self._cursor, "_write_count": self.write_count}
@@ -197,12 +229,10 @@ class RoundRobinWriter(Writer):
         Raises:
             ValueError: the cursor is beyond the storage.
         """
-        cursor, count = int(state_dict["_cursor"]), int(state_dict.get("_write_count", 0))
+        cursor, count = state_dict["_cursor"], state_dict.get("_write_count", 0)
+        self.check_state(state_dict, self._storage.capacity if self._ours else None)
+        cursor, count = operator.index(cursor), operator.index(count)
         if self._ours:
-            if not 0 <= cursor < self._storage.capacity:
-                raise InvalidArgumentError(
-                    f"cursor {cursor} is beyond the {self._storage.capacity} rows of the storage"
-                )
             self._storage.set_counters(cursor, count)
         self._foreign = (cursor, count)
 

@@ -150,6 +150,19 @@ def load(storage: LazyStorage, path: str) -> None:
         found.table.close()
 
 
+def room_for(storage: LazyStorage, path: str) -> int | None:
+    """Return the rows of the first dimension that a storage has room for after a load; None: only that tells it."""
+    if storage._table is not None:
+        return storage.capacity
+    found = open_table(Place(None, path, {}), "r")
+    if not isinstance(found, Found):
+        found.close()
+        return None
+    capacity, inner = found.capacity, math.prod(found.structure.inner)
+    found.table.close()
+    return capacity if _is_own_place(storage, path) else -(-storage.max_size // max(1, inner))
+
+
 def _opened(path: str) -> Found:
     """Open the rows of a checkpoint, to read."""
     found = open_table(Place(None, path, {}), "r")

@@ -270,7 +270,8 @@ class ReplayBuffer:
     def _take_facts(self, facts: Any) -> None:
         self._before = int(facts["before"])
         cursor = int(facts["cursor"])
-        self._rows.set_counters(cursor if cursor < self.max_size else self.size, int(facts["write_count"]))
+        cursor = cursor if cursor < self.max_size else self.size % self.max_size
+        self._rows.set_counters(cursor, int(facts["write_count"]))
 
     # -- the end -----------------------------------------------------------------------------------
     def clear(self) -> None:

@@ -43,6 +43,38 @@ def steps(*lengths, start=0):
     return TensorDict({"episode": episode, "step": step, "next": TensorDict({"done": done}, [len(done)])}, [len(done)])
 
 
+class Pinned:
+    """A batch that counts how often it was pinned."""
+
+    def __init__(self, rows, pins=0):
+        self.rows, self.pins = rows, pins
+
+    def pin_memory(self):
+        return Pinned(self.rows, self.pins + 1)
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+@pytest.mark.parametrize("pin", [True, False])
+def test_batches_are_pinned_once_and_after_all_transforms(pin, prefetch):
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(10), batch_size=4, collate_fn=Pinned, pin_memory=pin, prefetch=prefetch,
+        transform=lambda batch: Pinned(batch.rows + 1, batch.pins),
+    )  # fmt: skip
+    buffer.extend(torch.arange(5))
+    for _ in range(3):
+        batch = buffer.sample()
+        assert batch.pins == int(pin) and batch.rows.min() >= 1 and batch.rows.shape == (4,)
+    buffer.close()
+
+
+def test_pinned_batches_of_a_machine_without_an_accelerator_are_batches():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4, pin_memory=True)
+    buffer.extend(TensorDict({"a": torch.arange(5)}, [5]))
+    batch = buffer.sample()
+    assert batch.batch_size == (4,) and torch.equal(batch["a"], batch["index"])
+    assert batch["a"].is_pinned() is torch.cuda.is_available()
+
+
 # -- parts and arguments -----------------------------------------------------------------------
 def test_parts_are_instances_or_functions():
     buffer = ReplayBuffer()

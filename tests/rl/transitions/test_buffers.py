@@ -371,6 +371,37 @@ def test_a8_frequencies_and_weights():
         assert [weights[i] for i in range(4)] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_each_equal_share_of_the_priorities_gives_one_row(times):
+    buffer = prioritized()
+    expected = [slot for slot in range(4) for _ in range(times * (slot + 1))]
+    for _ in range(20):
+        assert buffer.sample(10 * times)["idxs"].flatten().tolist() == expected
+
+
+def test_from_16384_rows_on_a_sample_may_have_a_row_twice():
+    buffer = ReplayBuffer(20_000)
+    buffer.add(TensorDict({"obs": torch.arange(16_383)}, [16_383]))
+    seen = buffer.sample(10_000, return_idx=True)
+    assert len(seen["idxs"].unique()) == 10_000 and (seen["obs"].flatten() == seen["idxs"]).all()
+    assert len(buffer.sample(20_000)) == 16_383
+    buffer.add(TensorDict({"obs": torch.tensor([16_383])}, [1]))
+    seen = buffer.sample(10_000, return_idx=True)
+    assert 7_000 < len(seen["idxs"].unique()) < 8_000, "16,384 * (1 - exp(-10,000 / 16,384)) = 7,485"
+    assert (seen["obs"].flatten() == seen["idxs"]).all() and len(buffer.sample(20_000)) == 16_384
+
+
+def test_a_checkpoint_in_a_buffer_of_just_its_size_goes_on_at_the_first_row(tmp_path):
+    buffer = ReplayBuffer(10)
+    buffer.add(rows(*range(5)))
+    buffer.dumps(tmp_path / "checkpoint")
+    small = ReplayBuffer(5)
+    small.loads(tmp_path / "checkpoint")
+    assert (small.size, small.cursor) == (5, 0)
+    small.add(rows(7))
+    assert small.sample_from_indices(torch.arange(5))["obs"].flatten().tolist() == [7, 1, 2, 3, 4]
+
+
 def test_a8_small_and_new_priorities():
     buffer = prioritized()
     buffer.update_priorities([0], [0.0])
