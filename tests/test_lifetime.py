@@ -42,7 +42,7 @@ def test_the_thread_does_it_without_being_asked() -> None:
     Ending(owner, done.set, "a place")
     del owner
     gc.collect()
-    assert done.wait(10)
+    assert done.wait(60)
 
 
 def test_it_is_never_done_in_the_thread_that_drops() -> None:
@@ -57,7 +57,7 @@ def test_it_is_never_done_in_the_thread_that_drops() -> None:
     Ending(owner, action, "a place")
     del owner
     gc.collect()
-    assert done.wait(10)
+    assert done.wait(60)
     assert where != [threading.get_ident()]
 
 

@@ -16,8 +16,8 @@ PAGES = 256
 
 
 def faults() -> int:
-    """Page faults of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    """Page faults of this thread."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
 @pytest.mark.parametrize("advise", [map_pages, map_whole_pages])

@@ -277,10 +277,10 @@ def test_a_failure_names_the_rows_and_they_are_read_again(prefetch: int, error: 
 
 def test_a_read_that_stalls_ends_at_the_timeout() -> None:
     failing = Failing(25)
-    epochs = epochs_of(numbered(50), 10, shuffle=False, prefetch=2, transform=failing, timeout=0.2)
+    epochs = epochs_of(numbered(50), 10, shuffle=False, prefetch=2, transform=failing, timeout=2.0)
     batches = iter(epochs)
     had = [next(batches)["row"].tolist() for _ in range(2)]
-    with pytest.raises(StoreTimeoutError, match="nothing was read within 0.2 s: rows 20, 21"):
+    with pytest.raises(StoreTimeoutError, match="nothing was read within 2.0 s: rows 20, 21"):
         next(batches)
     failing.event.set()
     assert flat(had + rows_of(epochs)) == list(range(50))

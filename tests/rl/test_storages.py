@@ -483,7 +483,7 @@ def test_temporary_rows_go_with_the_process(end):
             process.stdin.write("x")
         else:
             process.send_signal(signal.SIGTERM if end == "term" else signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
     assert not os.path.exists(place)
     assert process.returncode == {"exit": 0, "term": -signal.SIGTERM}.get(end, process.returncode)
 
@@ -494,8 +494,8 @@ def test_a_forked_child_is_ended_by_sigterm_from_its_first_moment():
         "import multiprocessing, os, time, torch; from tdstore.rl.storages import LazyMemmapStorage\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); s = LazyMemmapStorage(4); s.set(0, torch.ones(1))\n"
         "for _ in range(20):\n"
-        "    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\n"
-        "    child.start(); child.terminate(); child.join(5); print(child.exitcode); child.kill()\n"
+        "    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))\n"
+        "    child.start(); child.terminate(); child.join(60); print(child.exitcode); child.kill()\n"
         "print(os.path.isdir(s.scratch_dir))"
     )
     found = subprocess.run([sys.executable, "-W", "ignore", "-c", code], text=True, capture_output=True, timeout=120)

@@ -118,7 +118,7 @@ def test_redis_comes_back_with_and_without_its_data():
 
 
 def test_a_paused_redis_says_nothing():
-    with redis_server() as server, Redis.from_url(server.url, socket_timeout=0.2, retry=None) as client:
+    with redis_server() as server, Redis.from_url(server.url, socket_timeout=1.0, retry=None) as client:
         client.set("a", 1)
         server.pause()
         with pytest.raises(RedisTimeoutError):
@@ -357,7 +357,7 @@ def test_it_repeats_a_stale_answer(proxy, ask, web):
 @pytest.mark.parametrize("after", [None, 0, 500])
 def test_it_stalls(proxy, after):
     proxy.stall(after)
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=0.3) as raw:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=1.0) as raw:
         raw.sendall(b"GET /data HTTP/1.1\r\nHost: x\r\n\r\n")
         got = b""
         with pytest.raises(TimeoutError):
@@ -494,7 +494,7 @@ def test_raw_cuts_after_some_bytes(raw, through):
 
 
 def test_raw_stalls(raw, redis):
-    with Redis(port=raw.port, socket_timeout=0.3, retry=None, protocol=2) as client:
+    with Redis(port=raw.port, socket_timeout=1.0, retry=None, protocol=2) as client:
         client.ping()
         raw.stall(10, times=1)
         client.ping()  # 7 bytes

@@ -117,13 +117,13 @@ def test_manifests_of_any_content(client: Redis, filled: str) -> None:
     chance = random.Random(11)
     refused = 0
     for body in altered(good, 3000, chance):
-        began = time.monotonic()
+        began = time.process_time()
         try:
             assert isinstance(decode(signed(body), url=URL), Document)
         except StoreError as error:
             refused += 1
             assert URL in str(error) and len(str(error)) < 2000, body[:200]
-        assert time.monotonic() - began < 5, body[:200]
+        assert time.process_time() - began < 5, body[:200]
     assert refused > 2000
 
 

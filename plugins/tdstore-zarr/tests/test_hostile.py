@@ -103,10 +103,10 @@ def make(place: FsPath, changes: dict[str, Any], chunk: bytes | None = None) -> 
 @pytest.mark.parametrize("lie", LIES)
 def test_metadata_that_lies(place: FsPath, lie: str) -> None:
     make(place, LIES[lie])
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises((CorruptStoreError, UnsupportedError), match="'bad'"), open_zarr(place) as store:
         everything(store)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     assert "evil" not in sys.modules
 
 

@@ -38,11 +38,11 @@ def put(location: FsPath, body: bytes, version: int = 1) -> None:
 
 def refused(location: FsPath, kind: type[StoreError] = CorruptStoreError) -> str:
     before = {str(p): os.lstat(p).st_mtime_ns for p in location.parent.rglob("*")}
-    start = time.perf_counter()
+    start = time.process_time()
     for mode in ("r", "r+"):
         with pytest.raises(kind) as caught:
             open_memmap(str(location), mode=mode, durable="none")  # type: ignore[arg-type]
-    assert time.perf_counter() - start < 4
+    assert time.process_time() - start < 4
     after = {str(p): os.lstat(p).st_mtime_ns for p in location.parent.rglob("*") if p != location}
     before.pop(str(location))
     assert after == before, "refusing changed a file"

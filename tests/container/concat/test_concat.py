@@ -102,7 +102,7 @@ def test_rows_of_all_places(kinds: list[str], tmp_path: Path) -> None:
 
 def test_a_batch_is_one_round_of_each_place_and_they_run_at_once(tmp_path: Path) -> None:
     td = tdstore.concat(places(tmp_path, ["h5"], (300, 280, 290)))
-    meeting = threading.Barrier(3, timeout=30)
+    meeting = threading.Barrier(3, timeout=120)
 
     class Meeting(CountingStore):
         """A store whose reads wait until all places are being read."""

@@ -65,7 +65,7 @@ def main():
     ranks = [context.Process(target=work, args=(rank, rendezvous, queue)) for rank in range(2)]
     for rank in ranks:
         rank.start()
-    results = dict(queue.get(timeout=30) for _ in ranks)
+    results = dict(queue.get(timeout=120) for _ in ranks)
     for rank in ranks:
         rank.join()
     for rank in sorted(results):
