@@ -2,7 +2,16 @@
 
 from .dataset import TensorDictDataset
 from .epochs import Epochs
+from .images import DecodeImages, encode_images
 from .mixture import Mixture
 from .quality import ShuffleQuality, measure_shuffle
 
-__all__ = ["Epochs", "Mixture", "ShuffleQuality", "TensorDictDataset", "measure_shuffle"]
+__all__ = [
+    "DecodeImages",
+    "Epochs",
+    "Mixture",
+    "ShuffleQuality",
+    "TensorDictDataset",
+    "encode_images",
+    "measure_shuffle",
+]

@@ -17,6 +17,7 @@ ELSEWHERE = {
     "convert/objects": "convert",
     "convert/tables": "convert",
     "data": "data_loading",  # tests/data has the files of older versions
+    "data/images": "data_loading",
     "ops": "differential",
     "rl/storages": "rl",
     "tensordicts/resident": "differential",
