@@ -105,10 +105,22 @@ class Undo:
         return len(self._stretches)
 
     def back_to(self, moment: int) -> None:
-        """Restore all bytes that were overwritten since, the last first."""
+        """Restore all bytes that were overwritten since, the last first.
+
+        Raises:
+            OSError: the storage refused some, which are kept; all others were restored.
+        """
+        refused: list[_Stretch] = []
+        first: OSError | None = None
         for stretch in reversed(self._stretches[moment:]):
-            write_at(self.raw.fd, self._old(stretch).data, stretch.start)
-        del self._stretches[moment:]
+            try:
+                write_at(self.raw.fd, self._old(stretch).data, stretch.start)
+            except OSError as error:
+                refused.append(stretch)
+                first = first or error
+        self._stretches[moment:] = reversed(refused)
+        if first is not None:
+            raise first
 
     def restore(self) -> None:
         """Restore all bytes."""
