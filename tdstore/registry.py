@@ -367,16 +367,20 @@ class Registry:
         return self._unknown_error(message, f"did you mean {near[0]!r}?" if near else None)
 
     def _unknown_scheme(self, kind: str, scheme: str, url: str) -> UnknownBackendError:
-        schemes = sorted({s for claims in self._claims().values() for backend, _ in claims for s in backend.schemes})
-        near = difflib.get_close_matches(scheme, schemes, 1)
-        hint = f"did you mean {near[0] + '://'!r}?" if near else None
-        if scheme in self._claims():
-            hint = f"the backend {scheme!r} has no URLs: pass a path, and storage={scheme!r}"
+        schemes = {s for claims in self._claims().values() for backend, _ in claims for s in backend.schemes}
+        near = difflib.get_close_matches(scheme, sorted(schemes | self._claims().keys()), 1)
+        hint = None
+        if near and near[0] in schemes:
+            hint = f"did you mean {near[0] + '://'!r}?"
+        elif near:
+            hint = f"the backend {near[0]!r} has no URLs: pass a path, and storage={near[0]!r}"
         return self._unknown_error(f"no {kind} knows the scheme {scheme!r} of {without_password(url)!r}", hint)
 
     def _unknown_error(self, message: str, hint: str | None) -> UnknownBackendError:
         failed = self.plugins.broken
         broken = f"; failed to load: {', '.join(sorted(failed))}" if failed else ""
+        if failed and hint is None:  # the name may be one that such a plugin would declare
+            hint = "; ".join(f"{error.message}: {error.hint}" for _, error in sorted(failed.items())[:3])
         return UnknownBackendError(f"{message}; installed: {', '.join(sorted(self._claims()))}{broken}", hint=hint)
 
     # -- opening ------------------------------------------------------------------------

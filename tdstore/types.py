@@ -111,7 +111,8 @@ class LeafSpec:
         self.nbytes = math.prod(self.shape) * self.dtype.itemsize  # which older pickles do not have
 
     def __repr__(self) -> str:
-        shown = dict(self.options) if self.fill_value == 0 else {"fill_value": self.fill_value, **self.options}
+        usual = self.fill_value == 0 and str(self.fill_value) != "-0.0"
+        shown = dict(self.options) if usual else {"fill_value": self.fill_value, **self.options}
         extra = "".join(f", {k}={v!r}" for k, v in shown.items())
         return f"LeafSpec({self.shape}, {dtype_name(self.dtype)!r}{extra})"
 

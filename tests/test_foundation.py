@@ -143,6 +143,8 @@ def test_leaf_spec():
     assert spec != LeafSpec((2, 3), "float16")
     assert spec != (2, 3)
     assert repr(spec) == "LeafSpec((2, 3), 'bfloat16', fill_value=1, chunks=(1, 3))"
+    assert repr(LeafSpec((2,), "float32", fill_value=-0.0)) == "LeafSpec((2,), 'float32', fill_value=-0.0)"
+    assert repr(LeafSpec((2,), "bool", fill_value=False)) == "LeafSpec((2,), 'bool')"
     longer = spec.replace(shape=(9, 3))
     assert (longer.shape, longer.fill_value, longer.options) == ((9, 3), 1, {"chunks": (1, 3)})
     assert LeafSpec((), "int8").nbytes == 1

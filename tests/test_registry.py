@@ -283,6 +283,9 @@ def test_two_distributions_with_one_plugin_name(tmp_path):
         assert r.get("example").opener.startswith("tdstore_example_store"), "the first one's backends were lost"
         (line,) = [l for l in r.status() if l.error is not None]
         assert "impostor" in str(line.error) and "two distributions" in str(line.error)
+        e = fails(UnknownBackendError, r.get, "what-the-impostor-declares")
+        assert "two distributions name their plugin 'example'" in e.hint and "impostor" in e.hint, e.hint
+        assert "TDSTORE_DISABLE_PLUGINS=tdstore-example:example or TDSTORE_DISABLE_PLUGINS=impostor:example" in e.hint
         """,
         "good",
     )
