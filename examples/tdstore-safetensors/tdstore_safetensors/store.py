@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import BinaryIO
 
@@ -83,7 +85,8 @@ class SafetensorsStore(CheckedStore[Leaf]):
         specs = {name: self._leaves[path].spec for name, path in names.items()}
         begin, starts = build(specs, {**self.metadata, KEY: write_document(header, names, specs)})
         blocks = (block for name in starts for block in self._leaves[names[name]].blocks())
-        file = write_whole(self.url, chain([begin], blocks), exclusive=self._exclusive)
+        with self._turn():
+            file = write_whole(self.url, chain([begin], blocks), exclusive=self._exclusive)
         if self._file:
             self._file.close()
         self._file, self._header, self._exclusive = file, header, False
@@ -92,6 +95,25 @@ class SafetensorsStore(CheckedStore[Leaf]):
 
     def _discard(self) -> None:
         self._leaves, self._kept, self._written = dict(self._saved), dict(self._saved), False
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Commit alone, and over the file that was opened: another one at its name is another writer's commit."""
+        file = self._file
+        if file is None:  # mode "w" replaces what is there
+            yield
+            return
+        with io_errors(self.url, "locking"):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise refusals.busy(self.url, "another process, which commits") from None
+        try:
+            if not os.path.exists(self.url) or not os.path.samestat(os.fstat(file.fileno()), os.stat(self.url)):
+                raise refusals.overtaken(self.url)
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
 
     def _close(self) -> None:
         try:

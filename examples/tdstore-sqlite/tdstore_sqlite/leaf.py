@@ -76,7 +76,7 @@ class Leaf(NamedTuple):
         raw = found.reshape(len(distinct), -1).view(np.uint8) if found.size else found
         place_of = {number: place for place, number in enumerate(distinct.tolist())}
         for number, data, crc in self._select(sql, distinct):
-            if len(data) != self.row_bytes or zlib.crc32(data) != crc:
+            if not isinstance(data, bytes) or len(data) != self.row_bytes or zlib.crc32(data) != crc:
                 raise CorruptStoreError(f"row {number} of {where} is damaged", url=where)
             raw[place_of[number]] = np.frombuffer(data, np.uint8)
         found = found[places]
@@ -101,7 +101,7 @@ class Leaf(NamedTuple):
     def fault(self, sql: sqlite3.Connection) -> str:
         """Say what is damaged; nothing, if nothing is."""
         for number, data, crc in sql.execute(f"SELECT row, bytes, crc FROM {self.table} WHERE row < ?", (self.rows,)):
-            if len(data) != self.row_bytes or zlib.crc32(data) != crc:
+            if not isinstance(data, bytes) or len(data) != self.row_bytes or zlib.crc32(data) != crc:
                 return f"row {number} does not have its checksum"
         return ""
 
