@@ -84,7 +84,7 @@ def test_every_wrong_store_is_in_the_table(outcomes):
 def test_the_store_they_are_wrong_versions_of_passes(outcomes):
     for name in MOSTLY_RIGHT:
         assert len(outcomes[f"Test{name}"]) > 60
-        assert len(failed(outcomes, name)) <= 3, (name, failed(outcomes, name))
+        assert len(failed(outcomes, name)) <= 4, (name, failed(outcomes, name))
     assert failed(outcomes, "SqliteStore") == set()
 
 

@@ -93,6 +93,15 @@ CAUGHT_BY = {
     "TimeOfFile": {"test_generation"},
     "OwnCounter": {"test_generation"},
     "NewEachTime": {"test_generation"},
+    "SameAfterClose": {"test_generation_of_this_process"},
+    "LostUpdate": {"test_stale_writer"},
+    "TwoCommitsInARead": {"test_read_is_of_one_commit"},
+    "RelativePath": {"test_relative_location"},
+    "SwallowsErrors": {"test_refusal_of_the_storage_is_an_error"},
+    "HeaderInLines": {"test_any_cut_noticed"},
+    "HalfWrite": {"test_write_that_the_storage_refuses"},
+    "NoTransaction": {"test_uncommitted_is_not_seen"},
+    "VerifiesFirstRows": {"test_corruption_noticed_anywhere"},
 }
 # What at least one of its failures must say.
 SAYS = {
@@ -185,4 +194,13 @@ SAYS = {
     "OwnCounter": "generation() is the same after another process has committed",
     "NewEachTime": "generation() after a read: ",
     "TwiceIsNotFine": "a second close() raises RuntimeError: already closed",
+    "SameAfterClose": "generation() is the same after close(), which commits rows",
+    "LostUpdate": "what was written is overwritten by the other: leaf 'a'",
+    "TwoCommitsInARead": "one `read` gives leaves of two commits: the last one wrote 0, and 1 was committed in",
+    "RelativePath": "opened by a relative path, and used after os.chdir: ",
+    "SwallowsErrors": "the storage refused data (EFBIG), and no error was raised: 1 leaf is missing: 'big'",
+    "HeaderInLines": "bytes, without an error: the header: groups were lost",
+    "HalfWrite": "a write of three leaves that the storage refused",
+    "NoTransaction": "opened while another store has changes (write) that it may discard: leaf 'a'",
+    "VerifiesFirstRows": ", in the last row, was flipped, and no error was raised: verify() is [], and leaf 'big'",
 }

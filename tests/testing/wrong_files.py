@@ -6,6 +6,7 @@ import atexit
 import json
 import mmap
 import os
+import secrets
 import sqlite3
 import threading
 import time
@@ -56,12 +57,17 @@ class SqliteStore(Store):
     def __init__(self, path: str, mode: Mode) -> None:
         self.url, self.writable = path, mode != "r"
         self._new, self._closed, self._written = mode in ("w", "x"), False, False
-        self._header, self._leaves = Header(), dict[Path, Leaf]()
+        self._header, self._leaves, self._number = Header(), dict[Path, Leaf](), 0
         if not self._new:
             self._load()
         self._saved, self._kept, self._saved_header = dict(self._leaves), dict(self._leaves), self._header
 
     # -- the file ------------------------------------------------------------------------
+    @classmethod
+    def place(cls, location: str) -> str:
+        """Return the path of a location, whatever folder the process goes to."""
+        return os.path.realpath(location)
+
     def _connect(self, path: str) -> sqlite3.Connection:
         connection = sqlite3.connect(path, isolation_level=None)
         for pragma in self.pragmas.split(";"):
@@ -73,6 +79,7 @@ class SqliteStore(Store):
     def _load(self) -> None:
         connection = sqlite3.connect(self.url)
         try:
+            self._number = _number(connection)
             (text,) = connection.execute("SELECT text FROM header").fetchone()
             rows = connection.execute("SELECT path, spec, data FROM leaves").fetchall()
             for path, facts, data in rows:
@@ -91,7 +98,7 @@ class SqliteStore(Store):
         if not self._new and not os.path.exists(path):
             raise refusals.replaced(self.url)  # sqlite would make an empty file
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             connection = self._connect(path)
             try:
                 self._put(connection, leaves, header)
@@ -108,12 +115,19 @@ class SqliteStore(Store):
     def _put(self, connection: sqlite3.Connection, leaves: Mapping[Path, Leaf], header: Header) -> None:
         connection.execute("BEGIN IMMEDIATE")
         try:
+            self._number_commit(connection)
             self._put_leaves(connection, leaves)
             self._put_header(connection, header)
             connection.execute("COMMIT")
         except BaseException:
             connection.execute("ROLLBACK")
             raise
+
+    def _number_commit(self, connection: sqlite3.Connection) -> None:
+        if not self._new and _number(connection) != self._number:
+            raise refusals.overtaken(self.url)
+        self._number = secrets.randbits(31)
+        connection.execute(f"PRAGMA user_version = {self._number}")
 
     def _put_leaves(self, connection: sqlite3.Connection, leaves: Mapping[Path, Leaf]) -> None:
         connection.execute("DELETE FROM leaves")
@@ -199,6 +213,16 @@ class SqliteStore(Store):
         self._leaves, self._kept, self._written = dict(self._saved), dict(self._saved), False
         self._header = self._saved_header
 
+    def generation(self) -> object:
+        self._check()
+        if not os.path.exists(self.url):
+            return None
+        connection = sqlite3.connect(self.url)
+        try:
+            return _number(connection)
+        finally:
+            connection.close()
+
     def close(self) -> None:
         try:
             if self._written and not self._closed:
@@ -207,9 +231,14 @@ class SqliteStore(Store):
             self._closed = True
 
 
+def _number(connection: sqlite3.Connection) -> int:
+    number: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return number
+
+
 def opening(cls: type[SqliteStore], location: str, mode: Mode) -> SqliteStore:
     """What every opener here does."""
-    path = os.path.realpath(location)
+    path = cls.place(location)
     if mode == "a":
         mode = "r+" if os.path.exists(path) else "x"
     if mode in ("r", "r+") and not os.path.isfile(path):

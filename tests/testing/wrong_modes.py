@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import shutil
 import sqlite3
+import tempfile
 import time
+import zlib
+from contextlib import suppress
 from typing import Any
 
-from tdstore.errors import StoreBusyError
-from tdstore.types import Mode
+from tdstore.dtypes import to_numpy
+from tdstore.errors import StoreBusyError, StoreIOError
+from tdstore.header import Header, decode_header, encode_header
+from tdstore.types import Fault, Mode
 from tests.testing.wrong_files import SqliteStore, opening
 
 
@@ -224,8 +231,125 @@ class NewEachTime(SqliteStore):
         return object()
 
 
+class SameAfterClose(SqliteStore):
+    """Numbers the commits of `save_header`, and not those of `close`."""
+
+    def close(self):
+        self._closing = True
+        super().close()
+
+    def _number_commit(self, connection):
+        if not getattr(self, "_closing", False):
+            super()._number_commit(connection)
+
+
+class LostUpdate(SqliteStore):
+    """Commits what it holds over whatever another writer committed."""
+
+    def _number_commit(self, connection):
+        connection.execute(f"PRAGMA user_version = {secrets.randbits(31)}")
+
+
+class TwoCommitsInARead(SqliteStore):
+    """Looks into the file for each leaf of a `read` anew."""
+
+    def read(self, reads):
+        return [value for r in reads for value in self._latest().read([r])]
+
+    def _latest(self):
+        if self.writable or not os.path.exists(self.url):
+            return super()
+        return SqliteStore(self.url, "r")
+
+
+class RelativePath(SqliteStore):
+    """Keeps the location as it was given."""
+
+    @classmethod
+    def place(cls, location):
+        return location
+
+
+class SwallowsErrors(SqliteStore):
+    """Takes no notice of an error of the storage."""
+
+    def _publish(self, leaves, header):
+        with suppress(StoreIOError):
+            super()._publish(leaves, header)
+
+
+class HeaderInLines(SqliteStore):
+    """Keeps the header in a file of lines beside the other one, and reads those that it understands."""
+
+    def _put_header(self, connection, header):
+        super()._put_header(connection, Header())
+        records = [json.loads(encode_header(Header({path: group}))) for path, group in header.groups.items()]
+        with open(f"{self.url}.header", "w") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+
+    def _load(self):
+        super()._load()
+        groups = {}
+        with open(f"{self.url}.header") as file, suppress(ValueError):
+            for line in file:
+                json.loads(line)
+                groups |= decode_header(line.encode(), url=self.url).groups
+        self._header = Header(groups)
+
+
+class HalfWrite(SqliteStore):
+    """Spills each value of a `write` to the disk in its turn, and leaves those before a refusal in the transaction."""
+
+    def write(self, writes):
+        for w in writes:
+            try:
+                with tempfile.TemporaryFile(dir=os.path.dirname(self.url)) as spilled:
+                    spilled.write(to_numpy(w.value.contiguous()).tobytes())
+            except OSError as error:
+                raise StoreIOError(f"{self.url}: {error}", url=self.url, errno=error.errno) from error
+            super().write([w])
+
+
+class NoTransaction(SqliteStore):
+    """Commits each write, and writes the old rows again to discard it."""
+
+    def write(self, writes):
+        super().write(writes)
+        if not self._new:
+            self._publish(self._kept, self._header)
+
+    def discard(self):
+        super().discard()
+        if not self._new:
+            self._publish(self._saved, self._header)
+
+
+class VerifiesFirstRows(SqliteStore):
+    """Compares the first nine tenths of a leaf with their checksum."""
+
+    def _put_leaves(self, connection, leaves):
+        super()._put_leaves(connection, leaves)
+        connection.execute("DROP TABLE IF EXISTS sums")
+        connection.execute("CREATE TABLE sums (path TEXT, crc INTEGER)")
+        sums = [(json.dumps(path), self._sum(value)) for path, (_, value) in leaves.items()]
+        connection.executemany("INSERT INTO sums VALUES (?, ?)", sums)
+
+    def _sum(self, value):
+        data = to_numpy(value.contiguous()).tobytes()
+        return zlib.crc32(data[: len(data) * 9 // 10])
+
+    def verify(self, paths=None):
+        connection = sqlite3.connect(self.url)
+        try:
+            sums = {tuple(json.loads(path)): crc for path, crc in connection.execute("SELECT path, crc FROM sums")}
+        finally:
+            connection.close()
+        wanted = self.paths() if paths is None else paths
+        return [Fault(path, "its checksum is wrong") for path in wanted if sums[path] != self._sum(self._leaf(path)[1])]
+
+
 def opening_wrongly(cls: type[SqliteStore], location: str, mode: Mode) -> SqliteStore:
-    """What the openers of `XOverwrites`, `RPlusCreates` and `WIsA` do."""
+    """What the openers of this module do."""
     path = os.path.realpath(location)
     if cls is XOverwrites and mode == "x":
         return cls(path, "w")
@@ -248,6 +372,8 @@ def _opener(cls: type[SqliteStore]) -> Any:
 
 MODES: tuple[type[SqliteStore], ...] = (
     ForgetsRows, IgnoresWrites, XOverwrites, RPlusCreates, WIsA, BareErrors, BareBusy, WaitsForEver, ReaderLocks,
-    ReadsByName, CreateCommits, SameTemporary, ClosureOpener, TimeOfFile, OwnCounter, NewEachTime,
+    ReadsByName, CreateCommits, SameTemporary, ClosureOpener, TimeOfFile, OwnCounter, NewEachTime, SameAfterClose,
+    LostUpdate, TwoCommitsInARead, RelativePath, SwallowsErrors, HeaderInLines, HalfWrite, NoTransaction,
+    VerifiesFirstRows,
 )  # fmt: skip
 OPENERS = {cls.__name__: _opener(cls) for cls in (*MODES, WriteCommits, CopiesToPublish)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -21,7 +21,17 @@ from tdstore.testing.comparing import (
     raises,
 )
 from tdstore.testing.samples import assign, rows, sample
-from tdstore.testing.setup import Leaves, Location, StoreSetup, fill, header_for, local_path, numbers, read_all
+from tdstore.testing.setup import (
+    Leaves,
+    Location,
+    StoreSetup,
+    fill,
+    header_for,
+    local_path,
+    numbers,
+    read_all,
+    same_leaves,
+)
 from tdstore.types import LeafSpec, Read, Write
 
 OLD: Leaves = {("a",): sample("float32", (6, 4)), ("g", "b"): numbers(5).long(), ("c",): sample("bfloat16", (3,))}
@@ -217,6 +227,66 @@ class DiscardTests(StoreSetup):
                 store.discard()
             self.check_committed(store, "after the storage refused a change, and discard()")
         self.check_closed(store, location, "after the storage refused a change, discard() and close()")
+
+    def test_uncommitted_is_not_seen(self, location: Location) -> None:
+        """Check that nobody sees changes that can still be discarded: a transaction that fails leaves no half."""
+        self.needs(Cap.WRITE, Cap.DISCARD, Cap.PERSISTENT)
+        if self.caps & (Cap.VIEW | Cap.CONCURRENT_WRITE):
+            pytest.skip("VIEW, CONCURRENT_WRITE: others see rows at once")
+        store = self.committed(location)
+        for name in EVERYTHING:
+            self.changed(store, name)
+            what = f"opened while another store has changes ({name}) that it may discard"
+            try:
+                with self.made(location, **self.at_once()) as reader:
+                    self.check_committed(reader, what)
+            except StoreError as error:
+                check_names(error, str(location).rpartition("://")[2], what)
+        store.discard()
+        self.check_closed(store, location, "after changes of every kind, discard() and close()")
+
+    def test_write_that_the_storage_refuses(self, location: Location) -> None:
+        """Check that a `write` which the storage refuses in its middle leaves no half: as before it, or the commit."""
+        self.needs(Cap.WRITE)
+        if Cap.VIEW in self.caps:
+            pytest.skip("VIEW: others have seen the rows")
+        before = {**OLD, ("big",): torch.zeros_like(BIG)}
+        now = {**before, ("c",): sample("bfloat16", (3,), 1)}
+        store = self.opened(location, "w")
+        fill(store, OLD)
+        store.create({("big",): LeafSpec(BIG.shape, BIG.dtype)})
+        store.save_header(header_for(before))
+        store.write([Write(("c",), (), now["c",])])
+        values = {("a",): sample("float32", (6, 4), 1), ("big",): BIG, ("g", "b"): OLD["g", "b"] + 1}
+        with self.refusing(location):
+            try:
+                store.write([Write(path, (), value) for path, value in values.items()])
+            except StoreError as error:
+                got = read_all(store)
+                if not same_leaves(got, before):
+                    check_leaves(got, now, f"a write of three leaves that the storage refused ({error})")
+
+    def test_refusal_of_the_storage_is_an_error(self, location: Location) -> None:
+        """Check that data which the storage refuses is an error, and the last commit stays whole."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        self.saved(location, OLD, HEADER)
+        new = {**OLD, ("big",): BIG}
+        store = self.made(location, "r+")
+        refused: StoreError | None = None
+        with self.refusing(location):
+            try:
+                fill(store, {("big",): BIG})
+                store.save_header(header_for(new))
+                store.close()
+            except StoreError as error:
+                refused = error
+                with suppress(StoreError):
+                    store.close()
+        with self.opened(location) as reader:
+            if refused is None:
+                check_leaves(read_all(reader), new, "the storage refused data (EFBIG), and no error was raised")
+            else:
+                self.check_committed(reader, f"after the storage refused data ({refused})")
 
     def test_discard_is_refused(self, location: Location) -> None:
         """Check that a read-only store raises `ReadOnlyError`, and a closed one `StoreClosedError`."""

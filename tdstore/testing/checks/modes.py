@@ -20,6 +20,7 @@ from tdstore.errors import (
 from tdstore.header import Group, Header
 from tdstore.io.housekeeping import delete, exists, info
 from tdstore.store import Cap, Store
+from tdstore.testing.checks.headers import RICH
 from tdstore.testing.comparing import (
     check_equal,
     check_header,
@@ -28,11 +29,22 @@ from tdstore.testing.comparing import (
     check_paths,
     check_same,
     check_unchanged,
+    difference,
     failure,
     raises,
 )
 from tdstore.testing.samples import sample
-from tdstore.testing.setup import Leaves, Location, StoreSetup, fill, header_for, local_path, numbers, read_all
+from tdstore.testing.setup import (
+    Leaves,
+    Location,
+    StoreSetup,
+    fill,
+    header_for,
+    largest_file,
+    local_path,
+    numbers,
+    read_all,
+)
 from tdstore.types import LeafSpec, Mode, Path, Read, Write
 
 OLD = {("a",): numbers(4, 3), ("g", "b"): numbers(5).long()}
@@ -286,6 +298,61 @@ class ModeTests(StoreSetup):
                 "a flipped byte of leaf 'big' went unnoticed: no error at opening and reading, verify() is []"
             )
         check_equal(faults, [("big",)], "leaves that verify() names where a byte of leaf 'big' was flipped")
+
+    def test_corruption_noticed_anywhere(self, location: Location) -> None:
+        """Check that a flipped byte anywhere, also in the last row, is detected, or changes nothing that is read."""
+        self.needs(Cap.PERSISTENT)
+        big = sample("uint8", (1 << 9, 1 << 7))
+        self.saved(location, {("big",): big})
+        with self.opened(location) as store:
+            if type(store).verify is Store.verify:
+                pytest.skip("the store keeps no checksums (it does not override verify)")
+        file = largest_file(location)
+        good = file.read_bytes()
+        last = good.rfind(big[-1].numpy().tobytes())  # -1 where rows are not stored as they are
+        for at in (last, *(len(good) * i // 8 for i in range(8))):
+            if at < 0:
+                continue
+            where = ", in the last row," if at == last else ""
+            file.write_bytes(good[:at] + bytes([good[at] ^ 0x10]) + good[at + 1 :])
+            try:
+                with self.opened(location) as store:
+                    (got,) = store.read([Read(("big",))])
+                    faults = store.verify()
+            except StoreError:
+                continue
+            if not faults and (differs := difference(got, big)):
+                raise failure(
+                    f"byte {at} of {len(good)} of {file.name}{where} was flipped, and no error was raised: "
+                    f"verify() is [], and leaf 'big' is read with {differs}"
+                )
+
+    def test_any_cut_noticed(self, location: Location) -> None:
+        """Check that each file may be cut to any length: what is read stays the same, or it is a `StoreError`."""
+        self.needs(Cap.PERSISTENT)
+        self.saved(location, OLD, RICH)
+        largest_file(location)  # skips what is not local
+        path = local_path(location)
+        assert path is not None, "largest_file has skipped it"
+        for file in sorted(p for p in path.parent.rglob("*") if p.is_file()):
+            good = file.read_bytes()
+            for size in sorted({0, 1, len(good) // 2, len(good) * 9 // 10, len(good) - 1} - {-1, len(good)}):
+                file.write_bytes(good[:size])
+                what = f"{file.relative_to(path.parent)} was cut to {size} of {len(good)} bytes, without an error"
+                try:
+                    with self.opened(location) as store:
+                        check_leaves(read_all(store), OLD, what)
+                        check_header(store.load_header(), RICH, f"{what}: the header")
+                except StoreError:
+                    pass
+                except Exception as error:
+                    if isinstance(error, AssertionError):
+                        raise
+                    raise failure(
+                        f"{what.removesuffix(', without an error')}: a StoreError is expected, "
+                        f"not {type(error).__name__}: {error}"
+                    ) from error
+            file.write_bytes(good)
 
     def test_truncation_noticed(self, location: Location) -> None:
         """Check that a truncated store is an error that names the location, never zeros and never a crash."""

@@ -13,7 +13,7 @@ from tdstore.container.storage.handle import StoreHandle
 from tdstore.errors import OptionError, StoreError
 from tdstore.hookspecs import Backend
 from tdstore.registry import registry
-from tdstore.store import Cap
+from tdstore.store import Cap, Store
 from tdstore.testing.checks.sharing import SharingTests
 from tdstore.testing.comparing import (
     check_equal,
@@ -27,7 +27,7 @@ from tdstore.testing.comparing import (
 from tdstore.testing.samples import sample
 from tdstore.testing.setup import Leaves, Location, fill, header_for, local_path, numbers, read_all
 from tdstore.testing.wrappers import CountingStore
-from tdstore.types import LeafSpec, Read, Write
+from tdstore.types import LeafSpec, Mode, Read, Write
 
 OLD: Leaves = {("a",): numbers(6, 4), ("g", "b"): numbers(5).long()}
 SHARED: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
@@ -67,6 +67,41 @@ class OpeningTests(SharingTests):
                 )
             with self.opened(special) as store:
                 check_leaves(read_all(store), OLD, "a location with signs that URLs use")
+
+    def test_relative_location(self, location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Check that a store which was opened by a relative path goes on after the process changed its folder."""
+        self.needs(Cap.PERSISTENT)
+        path = local_path(location)
+        if path is None or "://" in str(location):
+            pytest.skip("the location is no path")
+        elsewhere = path.parent / "elsewhere"
+        elsewhere.mkdir(parents=True)
+
+        def opened_beside(mode: Mode) -> Store:
+            monkeypatch.chdir(path.parent)
+            store = self.opened(FsPath(path.name), mode)
+            monkeypatch.chdir(elsewhere)
+            return store
+
+        what = "opened by a relative path, and used after os.chdir"
+        try:
+            if Cap.WRITE in self.caps:
+                with opened_beside("w") as store:
+                    fill(store, OLD)
+                    store.save_header(header_for(OLD))
+                with opened_beside("r+") as store:
+                    store.write([Write(("a",), (), OLD[("a",)])])
+                    store.save_header(header_for(OLD))
+            else:
+                self.saved(path, OLD)
+            with opened_beside("r") as store:
+                found = read_all(store)
+        except (StoreError, OSError) as error:
+            raise failure(f"{what}: {type(error).__name__}: {error}") from error
+        check_leaves(found, OLD, what)
+        check_equal([file.name for file in elsewhere.iterdir()], [], f"{what}: files in the new folder")
+        with self.opened(path) as store:
+            check_leaves(read_all(store), OLD, f"{what}, then opened by its whole path")
 
     def test_location_with_scheme(self, location: Location) -> None:
         """Check that a local place opens with the schemes of the backend before it, as without."""
@@ -187,6 +222,29 @@ class OpeningTests(SharingTests):
             if Cap.PERSISTENT in self.caps:
                 store.close()
                 store = self.opened(location)
+
+    def test_generation_of_this_process(self, location: Location) -> None:
+        """Check that `generation` differs after each commit of this process: by `save_header`, and by `close`."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        self.saved(location, OLD)
+        seen = [self.generation(location)]
+        if seen[0] is None:
+            pytest.skip("the store cannot tell (it does not override generation)")
+        store = self.opened(location, "r+")
+        commits = ["save_header() of the same store", "another save_header()"]
+        if Cap.CONCURRENT_WRITE not in self.caps:  # which shows rows at once: then they are no commit
+            commits.append("close(), which commits rows")
+        for commit in commits:
+            store.write([Write(("a",), (), OLD[("a",)] + len(seen))])
+            if commit.startswith("close"):
+                store.close()
+                found = self.generation(location)
+            else:
+                store.save_header(header_for(OLD, {"number": len(seen)}))
+                found = store.generation()
+            if found in seen:
+                raise failure(f"generation() is the same after {commit}: {found!r}")
+            seen.append(found)
 
     def generation(self, location: Location) -> object:
         """Open the store, and return its generation."""

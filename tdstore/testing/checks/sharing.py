@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -33,6 +34,8 @@ from tdstore.types import LeafSpec, Mode, Read, Write, path_text
 
 OLD: Leaves = {("a",): numbers(6, 4), ("g", "b"): numbers(5).long(), ("c",): numbers(3)}
 ROUNDS = 6
+MOMENTS = 7
+"""Moments of one `read` at which another process commits."""
 
 
 class SharingTests(StoreSetup):
@@ -320,3 +323,115 @@ class RivalTests(SharingTests):
                 raise failure(
                     f"{what}: the header is that of one writer and leaf {path_text(path)} that of another: {differs}"
                 )
+
+    def test_stale_writer(self, location: Location) -> None:
+        """Check that a writer which opened before another one committed is refused, or keeps what that one changed."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        self.needs_name(location)
+        for change in ("rows", "a new leaf"):
+            for end in ("save_header", "close"):
+                self.saved(location, OLD)
+                self._commit_late(location, change, end)
+
+    def _commit_late(self, location: Location, change: str, end: str) -> None:
+        """Open two writers, let the second one commit and then the first one, and look at what is there."""
+        __tracebackhide__ = True
+        late = {("c",): OLD["c",] + 1}
+        early = {("a",): OLD["a",] + 7} if change == "rows" else {("new",): numbers(4)}
+        stale = self.opened(location, "r+", **self.at_once())
+        try:
+            with self.made(location, "r+", **self.at_once()) as other:
+                if change == "rows":
+                    other.write([Write(path, (), value) for path, value in early.items()])
+                else:
+                    fill(other, early)
+                other.save_header(header_for({**OLD, **early}))
+        except StoreError:
+            stale.close()  # one writer at a time
+            return
+        what = f"two writers are open, one commits {change}, and then the other by {end}()"
+        refused = False
+        try:
+            stale.write([Write(path, (), value) for path, value in late.items()])
+            if end == "save_header":
+                stale.save_header(header_for(OLD))
+            stale.close()
+        except StoreError as error:
+            check_names(error, stale.url, what)
+            refused = True
+            with suppress(StoreError):
+                stale.close()
+        except Exception as error:
+            raise failure(f"{what}: a StoreError is expected, not {type(error).__name__}: {error}") from error
+        with self.opened(location) as store:
+            check_paths(store.paths(), {**OLD, **early}, f"{what}: the second commit took back the first")
+            for path, value in {**OLD, **early, **({} if refused else late)}.items():
+                (got,) = store.read([Read(path)])
+                whose = "lost, and no error was raised" if path in late else "overwritten by the other"
+                check_same(got, value, f"{what}: what was written is {whose}: leaf {path_text(path)}")
+
+    def test_read_is_of_one_commit(self, location: Location) -> None:
+        """Check that the leaves of one `read` are of one commit, also where a process commits in its middle."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        child = self.child(self._with_numbers(location), **self.at_once())
+        child.ask("close")
+        last, number, requests = 0, 0, [Read(path) for path in OLD]
+        in_place = Cap.DISCARD in self.caps and not self.caps & (Cap.VIEW | Cap.CONCURRENT_WRITE)
+        for command in ("replace", "change") if in_place else ("replace",):
+            with self.opened(location) as reader:
+                calls = interrupted(lambda r=reader: r.read(requests))  # type: ignore[misc]
+            for moment in range(MOMENTS):
+                number, said = number + 1, list[str]()
+                with self.opened(location) as reader:
+                    at = calls * (moment + 1) // (MOMENTS + 1)
+                    try:
+                        got = list[torch.Tensor]()
+                        interrupted(
+                            lambda r=reader, g=got: g.extend(r.read(requests)),  # type: ignore[misc]
+                            at,
+                            lambda n=number, s=said, c=command: s.append(child.ask(c, n)),  # type: ignore[misc]
+                        )
+                    except StoreError as error:
+                        check_names(error, reader.url, "a read in whose middle another process commits")
+                        got = []
+                self._check_one_commit(got, last, number, at, calls)
+                if said and said[0]:
+                    break  # a reader keeps writers in place out
+                last = number
+
+    def _with_numbers(self, location: Location) -> Location:
+        self.saved(location, {path: filled_with(value, 0) for path, value in OLD.items()})
+        return location
+
+    def _check_one_commit(self, got: list[torch.Tensor], before: int, after: int, at: int, calls: int) -> None:
+        __tracebackhide__ = True
+        found = {path: t.reshape(-1).tolist() for path, t in zip(OLD, got, strict=False)}
+        for number in (before, after):
+            if all(set(values) == {number} for values in found.values()):
+                return
+        of = ", ".join(f"leaf {path_text(path)} holds {sorted(set(values))}" for path, values in found.items())
+        raise failure(
+            f"one `read` gives leaves of two commits: the last one wrote {before}, and {after} was committed "
+            f"in the middle of the read (at call {at} of {calls}): {of}"
+        )
+
+
+def interrupted(work: Callable[[], object], at: int = 0, action: Callable[[], object] | None = None) -> int:
+    """Run `work`, and `action` in its middle: at its `at`-th call of a function. Return the number of calls."""
+    count = 0
+
+    def look(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        if event in ("call", "c_call"):
+            count += 1
+            if count == at and action is not None:
+                sys.setprofile(None)
+                action()
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
