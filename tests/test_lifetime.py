@@ -42,7 +42,7 @@ def test_the_thread_does_it_without_being_asked() -> None:
     Ending(owner, done.set, "a place")
     del owner
     gc.collect()
-    assert done.wait(60)
+    assert done.wait(200)
 
 
 def test_it_is_never_done_in_the_thread_that_drops() -> None:
@@ -57,7 +57,7 @@ def test_it_is_never_done_in_the_thread_that_drops() -> None:
     Ending(owner, action, "a place")
     del owner
     gc.collect()
-    assert done.wait(60)
+    assert done.wait(200)
     assert where != [threading.get_ident()]
 
 
@@ -166,7 +166,7 @@ def test_the_end_of_a_script(how: str, owner: str, tmp_path: Path) -> None:
         "del o" if owner == "dropped" else "",
         SCRIPTS[how],
     ]
-    run = subprocess.run([*warm.python(), "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([*warm.python(), "-c", "\n".join(lines)], capture_output=True, text=True, timeout=200)
     assert (tmp_path / "done").read_text() == "x"
     assert ("as it happens" in run.stderr) == (how == "exception")
     assert "Exception ignored" not in run.stderr
@@ -186,7 +186,7 @@ def test_structure_without_a_header_is_dropped_beside_a_thread_that_goes_on(stru
         "store.create({('new',): LeafSpec((4,), 'int64')})" if structure else "",
         "threading.Thread(target=lambda: time.sleep(0.3)).start()",
     ]
-    run = subprocess.run([*warm.python(), "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([*warm.python(), "-c", "\n".join(lines)], capture_output=True, text=True, timeout=200)
     assert (run.returncode, run.stderr) == (0, "")
     with tdstore.open(place) as td:
         assert list(td._handle.store.paths()) == [("a",)]
@@ -231,7 +231,7 @@ def action():
 owner = Owner()
 Ending(owner, action, "a place")
 del owner
-assert begun.wait(30)
+assert begun.wait(200)
 child = os.fork()
 if not child:
     os._exit(0)

@@ -255,7 +255,7 @@ class Failing:
         if self.row in batch["row"].tolist():
             self.row = -1
             if self.error is None:
-                self.event.wait(60)
+                self.event.wait(200)
             else:
                 raise self.error
         return batch

@@ -61,7 +61,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def _child(source: Path, target: Path, at: int, options: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     command = [*python(), "-c", CHILD, str(source), str(target), str(at), json.dumps(options)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
 def _state(target: Path, expected: TensorDict) -> str:

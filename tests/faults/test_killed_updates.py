@@ -54,7 +54,7 @@ def _dataset(value: float) -> TensorDict:
 
 def _child(path: Path, at: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*python(), "-c", CHILD, str(path), str(at)], capture_output=True, text=True, timeout=60, check=False
+        [*python(), "-c", CHILD, str(path), str(at)], capture_output=True, text=True, timeout=200, check=False
     )
 
 

@@ -45,7 +45,7 @@ def test_another_thread_is_waited_for(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=hold)
     thread.start()
-    opened.wait(30)
+    opened.wait(200)
     with TensorDict.load(location, mode="r+") as td:
         assert done and td["a"].tolist() == [1, 1, 1]
     thread.join()

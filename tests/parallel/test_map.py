@@ -346,7 +346,7 @@ def test_a_pool_ends_though_other_code_waits_for_its_workers(monkeypatch):
     monkeypatch.setattr(type(pool._pool[0]), "exitcode", property(lost_exitcode))
     done = threading.Thread(target=executors._terminate, args=(pool,), daemon=True)
     done.start()
-    done.join(30)
+    done.join(200)
     assert not done.is_alive()
     for worker in multiprocessing.active_children():  # multiprocessing would never learn that they are gone
         worker._popen.returncode = -9

@@ -103,9 +103,9 @@ def test_s6_two_processes_write_one_storage(kind, request):
     workers = [spawn.Process(target=write_four, args=(storage, start, index)) for start in (0, 100)]
     for worker in workers:
         worker.start()
-    written = sorted(index.get(timeout=60) for _ in workers)
+    written = sorted(index.get(timeout=200) for _ in workers)
     for worker in workers:
-        worker.join(60)
+        worker.join(200)
         assert worker.exitcode == 0
     assert written == [[0, 1, 2, 3], [4, 5, 6, 7]] and len(storage) == 8
     assert sorted(content(storage)) == [0, 1, 2, 3, 100, 101, 102, 103]

@@ -423,8 +423,8 @@ def test_rows_are_seen_by_a_process_that_gets_the_storage(tmp_path):
     queue = spawn.Queue()
     process = spawn.Process(target=read_all, args=(storage, queue))
     process.start()
-    assert queue.get(timeout=60) == [1, 2, 3]
-    process.join(60)
+    assert queue.get(timeout=200) == [1, 2, 3]
+    process.join(200)
     assert storage[:]["a"].tolist() == [1, 2, 30]
 
 
@@ -434,11 +434,11 @@ def test_a_reader_waits_for_the_first_write(tmp_path):
     queue = spawn.Queue()
     process = spawn.Process(target=wait_and_read, args=(storage, queue))
     process.start()
-    assert queue.get(timeout=60) == "waiting"
+    assert queue.get(timeout=200) == "waiting"
     time.sleep(0.1)
     storage.set(range(3), rows(1, 2, 3))
-    assert queue.get(timeout=60) == [1, 2, 3]
-    process.join(60)
+    assert queue.get(timeout=200) == [1, 2, 3]
+    process.join(200)
     late = LazyMemmapStorage(4, scratch_dir=tmp_path / "other", shared_init=True)
     late.init_timeout = 0.05
     with pytest.raises(TimeoutError, match="other"):
@@ -483,7 +483,7 @@ def test_temporary_rows_go_with_the_process(end):
             process.stdin.write("x")
         else:
             process.send_signal(signal.SIGTERM if end == "term" else signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=200)
     assert not os.path.exists(place)
     assert process.returncode == {"exit": 0, "term": -signal.SIGTERM}.get(end, process.returncode)
 
@@ -495,7 +495,7 @@ def test_a_forked_child_is_ended_by_sigterm_from_its_first_moment():
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); s = LazyMemmapStorage(4); s.set(0, torch.ones(1))\n"
         "for _ in range(20):\n"
         "    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))\n"
-        "    child.start(); child.terminate(); child.join(60); print(child.exitcode); child.kill()\n"
+        "    child.start(); child.terminate(); child.join(200); print(child.exitcode); child.kill()\n"
         "print(os.path.isdir(s.scratch_dir))"
     )
     found = subprocess.run([sys.executable, "-W", "ignore", "-c", code], text=True, capture_output=True, timeout=120)

@@ -122,7 +122,7 @@ def azurite() -> Iterator[AzureServer]:
 
     def attempt(port: int) -> tuple[Server, int]:
         server = Server([*command, "--blobPort", str(port)], folder.path / "azurite.log")
-        server.wait_until(lambda: listens(port), 60)
+        server.wait_until(lambda: listens(port))
         return server, port
 
     try:

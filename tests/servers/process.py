@@ -189,7 +189,7 @@ class Server:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def wait_until(self, answers: Callable[[], bool], seconds: float = 20) -> None:
+    def wait_until(self, answers: Callable[[], bool], seconds: float = 200) -> None:
         """Wait until the server answers. Raise ServerFailed, with the log, if it ends or takes too long."""
 
         def checked() -> bool:

@@ -141,7 +141,7 @@ class _Cluster:
         osd_server.wait_until(lambda: json.loads(self._do("ceph", "osd", "stat", "-f", "json"))["num_up_osds"] == 1)
         user = ["--uid", "td", "--display-name", "td", "--access-key", "tdaccesskey", "--secret-key", "tdsecretkey"]
         self._do("radosgw-admin", "user", "create", *user)  # makes the pools: most of the time
-        self._daemon("radosgw", "-n", "client.admin", "--keyring", keyring).wait_until(lambda: listens(self.port), 60)
+        self._daemon("radosgw", "-n", "client.admin", "--keyring", keyring).wait_until(lambda: listens(self.port))
 
     def _classes(self) -> str:
         """Where Debian keeps the server-side code of RGW, on this processor's architecture."""
@@ -158,14 +158,14 @@ class _Cluster:
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=30,
+                timeout=100,
                 check=False,
             )
             if not done.returncode:
                 return done.stdout
             failed = f"ended with {done.returncode}\n{done.stderr[-3000:]}"
         except subprocess.TimeoutExpired:
-            failed = "did not end within 30 s"
+            failed = "did not end within 100 s"
         logs = [tail(log) for log in sorted(self.folder.glob("*.log"))]
         raise ServerFailed("\n".join([f"{' '.join(command)} {failed}", *logs]))
 

@@ -78,7 +78,7 @@ class S3Server:
             retries={"total_max_attempts": 1},
             max_pool_connections=64,
             connect_timeout=5,
-            read_timeout=30,
+            read_timeout=100,
         )
         return boto3.client(
             "s3",

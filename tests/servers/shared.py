@@ -98,14 +98,14 @@ def _start(folder: Path, name: str, holder: str) -> dict[str, Any]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while (state := read_state(folder, name)) is None:
         if process.poll() is not None:
             raise ServerFailed(f"{name} did not start\n{tail(log, 40)}")
         if time.monotonic() > deadline:
             process.terminate()
             process.wait()
-            raise ServerFailed(f"{name} did not start within 120 s\n{tail(log, 40)}")
+            raise ServerFailed(f"{name} did not start within 240 s\n{tail(log, 40)}")
         time.sleep(0.05)
     process.returncode = 0  # it outlives us where others use it: no "still running" warning
     return state

@@ -56,7 +56,7 @@ def test_a_script_ends_quietly_and_rows_stay(file: FsPath, opened: str, shape: s
             pass
         code = HEAD + SHAPES[shape].format(opened=OPENED[opened], end=end or "pass")
         done = subprocess.run(
-            [*python(), "-c", code, str(file)], capture_output=True, text=True, timeout=60, check=False
+            [*python(), "-c", code, str(file)], capture_output=True, text=True, timeout=200, check=False
         )
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""

@@ -47,7 +47,7 @@ def same(a: Any, b: Any) -> bool:
     )
 
 
-def run(code: str, *, seconds: float = 60, env: dict[str, str] | None = None) -> str:
+def run(code: str, *, seconds: float = 200, env: dict[str, str] | None = None) -> str:
     """Run code in a process of its own, with a deadline; its output."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],

@@ -191,8 +191,8 @@ def test_a_child_that_is_started_gets_the_secrets() -> None:
     answers = context.Queue()
     child = context.Process(target=_tell, args=(StorageOptions(SECRETS), answers))
     child.start()
-    assert answers.get(timeout=60) == SECRETS
-    child.join(60)
+    assert answers.get(timeout=200) == SECRETS
+    child.join(200)
     assert child.exitcode == 0
 
 

@@ -348,7 +348,7 @@ def test_rival_saves_leave_one_of_them(place: FsPath) -> None:
     rivals = [context.Process(target=_save_some, args=(str(place), n, results)) for n in range(4)]
     for rival in rivals:
         rival.start()
-    assert all(results.get(timeout=60)[1] is None for _ in rivals)
+    assert all(results.get(timeout=200)[1] is None for _ in rivals)
     for rival in rivals:
         rival.join()
     found = load(place, verify="full")

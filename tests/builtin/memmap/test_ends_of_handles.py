@@ -93,7 +93,7 @@ def work(path):
 if __name__ == "__main__":
     process = multiprocessing.get_context(sys.argv[2]).Process(target=work, args=(sys.argv[1],))
     process.start()
-    process.join(60)
+    process.join(200)
     sys.exit(process.exitcode)
 """
 

@@ -34,29 +34,29 @@ def read_and_write(handle, answers, go) -> None:
     answers.put((store.view(("a",)).tolist(), dict(store.load_header().groups) == dict(HEADER.groups)))
     set_row(store, 1, 7.0)
     answers.put("written")
-    go.get(timeout=60)
+    go.get(timeout=200)
     answers.put(store.view(("a",)).tolist())
 
 
 def make_and_send(queue, done) -> None:
     queue.put(made(value=3.0))  # dropped at once
-    done.wait(60)
+    done.wait(200)
 
 
 def send_tensor(queue, done) -> None:
     store = made(value=3.0)
     queue.put(store.view(("a",)))
-    done.wait(60)
+    done.wait(200)
 
 
 def rival(name: str, barrier, answers) -> None:
-    barrier.wait(60)
+    barrier.wait(200)
     try:
         made(name, value=float(os.getpid()), mode="x")
         answers.put(("made", os.getpid()))
     except Exception as error:
         answers.put((type(error).__name__, os.getpid()))
-    barrier.wait(60)
+    barrier.wait(200)
 
 
 def python(code: str, *, fresh: bool = False, **options) -> subprocess.CompletedProcess[str]:

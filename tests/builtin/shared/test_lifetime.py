@@ -51,7 +51,7 @@ def test_a_normal_end_removes(shm, end):
 def test_the_end_of_a_multiprocessing_child_removes(shm, how):
     child = multiprocessing.get_context(how).Process(target=made, args=("shm://x",))
     child.start()
-    child.join(60)
+    child.join(200)
     assert child.exitcode == 0
     assert os.listdir(shm) == []
 
@@ -67,7 +67,7 @@ def test_users_never_remove(shm):
     python("s = open_shared('shm://x', mode='r+'); set_row(s, 0, 1.0); import os; os.fork()")
     child = multiprocessing.get_context("fork").Process(target=store.close)
     child.start()
-    child.join(60)
+    child.join(200)
     assert len(os.listdir(shm)) == 1
     assert open_shared("shm://x", mode="r").view(("a",))[0] == 1.0
 
@@ -191,9 +191,9 @@ def test_one_of_many_rivals_creates(shm):
     rivals = [context.Process(target=rival, args=("shm://x", barrier, answers)) for _ in range(6)]
     for process in rivals:
         process.start()
-    found = [answers.get(timeout=60) for _ in rivals]
+    found = [answers.get(timeout=200) for _ in rivals]
     for process in rivals:
-        process.join(60)
+        process.join(200)
     assert sorted(kind for kind, _ in found) == ["StoreExistsError"] * 5 + ["made"]
     assert os.listdir(shm) == []
 
@@ -205,14 +205,14 @@ def test_the_owner_of_a_replaced_store_does_not_remove_its_successor(shm):
     def own():
         store = made("shm://x", 1.0)
         ready.set()
-        assert end.wait(60) and store.view(("a",))[0] == 1.0
+        assert end.wait(200) and store.view(("a",))[0] == 1.0
 
     child = context.Process(target=own)
     child.start()
-    assert ready.wait(60)
+    assert ready.wait(200)
     mine = made("shm://x", 2.0)
     end.set()
-    child.join(60)
+    child.join(200)
     assert child.exitcode == 0
     assert open_shared("shm://x", mode="r").view(("a",))[0] == 2.0
     set_row(mine, 0, 3.0)

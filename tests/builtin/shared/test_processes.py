@@ -27,13 +27,13 @@ def test_writes_are_seen_both_ways(shm, how, location):
     store = made(location, 1.0)
     child = context.Process(target=read_and_write, args=(store.share_handle(), answers, go))
     child.start()
-    assert answers.get(timeout=60) == ([1.0] * 4, True)
-    assert answers.get(timeout=60) == "written"
+    assert answers.get(timeout=200) == ([1.0] * 4, True)
+    assert answers.get(timeout=200) == "written"
     assert store.view(("a",)).tolist() == [1, 7, 1, 1]
     set_row(store, 2, 8.0)
     go.put(True)
-    assert answers.get(timeout=60) == [1, 7, 8, 1]
-    child.join(60)
+    assert answers.get(timeout=200) == [1, 7, 8, 1]
+    child.join(200)
     assert child.exitcode == 0
     assert store.view(("a",)).tolist() == [1, 7, 8, 1]
 
@@ -44,9 +44,9 @@ def test_a_child_makes_and_drops_what_the_parent_receives(module):
     queue, done = context.Queue(), context.Event()
     child = context.Process(target=make_and_send, args=(queue, done))
     child.start()
-    store = queue.get(timeout=60)
+    store = queue.get(timeout=200)
     done.set()
-    child.join(60)
+    child.join(200)
     assert isinstance(store, SharedStore)
     assert store.view(("a",)).tolist() == [3.0] * 4
     assert store.load_header() == HEADER
@@ -57,9 +57,9 @@ def test_a_single_leaf_through_a_torch_queue():
     queue, done = context.Queue(), context.Event()
     child = context.Process(target=send_tensor, args=(queue, done))
     child.start()
-    assert queue.get(timeout=60).tolist() == [3.0] * 4
+    assert queue.get(timeout=200).tolist() == [3.0] * 4
     done.set()
-    child.join(60)
+    child.join(200)
 
 
 def test_the_message_is_small_whatever_is_sent():

@@ -212,7 +212,7 @@ def test_a_second_run_of_a_task_leaves_nothing_after_the_end(tmp_path, monkeypat
 
     def slow(numbers):
         began.set()
-        assert ended.wait(60)
+        assert ended.wait(200)
         return squares(numbers)
 
     def run_again():
@@ -226,7 +226,7 @@ def test_a_second_run_of_a_task_leaves_nothing_after_the_end(tmp_path, monkeypat
     def delete(engine, keys):
         if list(keys) == [PLAN] and not began.is_set():
             rival.start()
-            assert began.wait(60)
+            assert began.wait(200)
             if not late:
                 ended.set()
                 rival.join()

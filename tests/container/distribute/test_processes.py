@@ -27,7 +27,7 @@ def run(method, target, *args):
     process = context.Process(target=target, args=(*args, queue))
     process.start()
     result = queue.get(timeout=120)
-    process.join(60)
+    process.join(200)
     assert process.exitcode == 0
     return result
 

@@ -123,7 +123,7 @@ def test_load_to_meta_fake_and_out(td, tmp_path):
 
 def test_return_early_gives_a_future(td, tmp_path):
     future = td.memmap(tmp_path / "x", num_threads=2, return_early=True)
-    assert_same(future.result(timeout=60), td)
+    assert_same(future.result(timeout=200), td)
 
 
 def test_pickle_of_missing_files_is_an_error(td, tmp_path):

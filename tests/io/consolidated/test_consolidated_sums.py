@@ -224,7 +224,7 @@ def test_the_end_of_a_process_renews_and_a_kill_does_not(tmp_path: Path) -> None
 
 
 def write_in_child(td: TensorDict, go: object, done: object) -> None:
-    go.wait(60)
+    go.wait(200)
     td["a"].numpy()[0] = 77
     done.set()
 
@@ -239,7 +239,7 @@ def test_a_forked_writer_leaves_them_stale(tmp_path: Path) -> None:
     del td
     lifetime.settle()
     go.set()
-    child.join(60)
+    child.join(200)
     assert (done.is_set(), state(place)) == (True, "stale")
     assert from_consolidated(place)["a"][0] == 77
 

@@ -42,7 +42,7 @@ def main():
     workers = [context.Process(target=act, args=(i, queue, pipes[i][1])) for i in range(2)]
     for worker in workers:
         worker.start()
-    received = [queue.get(timeout=60) for _ in range(4)]
+    received = [queue.get(timeout=200) for _ in range(4)]
     pickled = sorted((pickle.loads(r) for r in received if isinstance(r, bytes)), key=lambda td: td["tag"])
     arrays = sorted((r for r in received if isinstance(r, dict)), key=lambda r: len(r["obs"]))
     print([(td["tag"], tuple(td.batch_size)) for td in pickled])

@@ -510,7 +510,7 @@ def test_two_buffers_over_one_storage_write_from_two_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(200)
         assert not thread.is_alive()
     assert all((buffer.sampler.priorities(100) > 0).all() for buffer in buffers if buffer.sample() is not None)
 
