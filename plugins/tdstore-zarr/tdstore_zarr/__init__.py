@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Iterable
 
@@ -34,7 +35,9 @@ def tdstore_backends() -> Iterable[Backend]:
 
 @hookimpl
 def tdstore_guess_backend(location: str) -> str | None:
-    """Recognise a zip file of any name with a zarr group in it."""
+    """Recognise a zip file of any name with a zarr group in it; and a folder of zarr v2, to say what it is."""
+    if any(os.path.isfile(os.path.join(location, name)) for name in (".zgroup", ".zarray")):
+        return "zarr"
     try:
         with zipfile.ZipFile(location) as archive:
             return "zarr" if "zarr.json" in archive.NameToInfo else None

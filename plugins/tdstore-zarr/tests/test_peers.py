@@ -13,10 +13,11 @@ import torch
 import xarray
 import zarr
 from tdstore_zarr.store import open_zarr
+from zarr.metadata.migrate_v3 import migrate_v2_to_v3
 from zarrhelp import everything, fill, load, same, save
 
 import tdstore
-from tdstore.errors import StoreNotFoundError, UnsupportedError, UntrustedDataError
+from tdstore.errors import StoreExistsError, StoreNotFoundError, UnsupportedError, UntrustedDataError
 from tdstore.header import Group, Header
 from tdstore.types import LeafSpec, Read, Write
 
@@ -119,10 +120,28 @@ def test_stores_of_zarr_python_open_here(place: FsPath, consolidated: bool) -> N
         assert np.array_equal(zarr.open_array(str(place), path="/".join(path), mode="r")[...], expected), path
 
 
-def test_zarr_v2_is_named(place: FsPath) -> None:
-    zarr.open_group(str(place), mode="w", zarr_format=2)
-    with pytest.raises(StoreNotFoundError, match="zarr v2"):
-        open_zarr(place)
+@pytest.mark.parametrize("suffix", ["", ".zarr"])
+def test_zarr_v2_is_named_and_opens_after_a_migration(tmp_path: FsPath, suffix: str) -> None:
+    place = tmp_path / f"old{suffix}"
+    group = zarr.open_group(str(place), mode="w", zarr_format=2)
+    group.create_array("obs", data=np.arange(12.0).reshape(4, 3), chunks=(2, 3))
+    group.create_group("next").create_array("obs", data=np.ones((4, 3), "f4"), chunks=(3, 3), order="F")
+    with pytest.raises(StoreNotFoundError, match="but that of zarr v2") as caught:
+        tdstore.open(place)
+    assert "zarr migrate v3" in str(caught.value)
+    with pytest.raises(StoreExistsError):
+        tdstore.TensorDict({"a": torch.zeros(2)}, [2]).save(place)
+    migrate_v2_to_v3(input_store=zarr.storage.LocalStore(str(place)))
+    with tdstore.open(place) as td:
+        assert td[1:]["obs"].tolist() == np.arange(12.0).reshape(4, 3)[1:].tolist()
+        assert td["next", "obs"].tolist() == [[1.0] * 3] * 4
+
+
+def test_zarr_v2_behind_a_url_is_named() -> None:
+    store = zarr.storage.FsspecStore.from_url("memory://old-zarr.zarr")
+    zarr.open_group(store, mode="w", zarr_format=2)
+    with pytest.raises(StoreNotFoundError, match="but that of zarr v2"):
+        tdstore.open("memory://old-zarr.zarr")
 
 
 def test_strings_are_values(place: FsPath) -> None:

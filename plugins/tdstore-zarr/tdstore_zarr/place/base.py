@@ -6,13 +6,30 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tdstore.engine import EngineCap
-from tdstore.errors import UnsupportedError
+from tdstore.errors import StoreNotFoundError, UnsupportedError
 from tdstore_zarr.layout.document import NAME, Document, Mark
 from tdstore_zarr.place.redo_log import LoggedEngine
+
+
+def no_group(url: str, is_there: Callable[[str], bool]) -> StoreNotFoundError:
+    """Create the error for a place without a group of zarr v3, which says whether there is one of v2.
+
+    Args:
+        url: the place, for messages.
+        is_there: checks for an object of a name.
+    """
+    message = f"{url} holds no zarr v3 group: there is no {NAME}"
+    if not any(map(is_there, (".zgroup", ".zarray"))):
+        return StoreNotFoundError(message, url=url)
+    return StoreNotFoundError(
+        f"{message} (but that of zarr v2)",
+        url=url,
+        hint="`zarr migrate v3 PLACE` (pip install 'zarr[cli]') adds documents of v3 and leaves all chunks as they are",
+    )
 
 
 class Place(ABC):

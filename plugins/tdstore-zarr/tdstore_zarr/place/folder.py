@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -16,7 +15,7 @@ from tdstore.lifetime import LiveObjects
 from tdstore.storekit import files, refusals
 from tdstore.storekit.publish import Site
 from tdstore_zarr.layout.document import MAX_ROOT, NAME, Mark
-from tdstore_zarr.place.base import Place
+from tdstore_zarr.place.base import Place, no_group
 from tdstore_zarr.place.folder_engine import FolderEngine, close_quietly
 from tdstore_zarr.place.folder_log import FolderLog
 
@@ -97,9 +96,7 @@ class FolderPlace(Place):
             before = self._root_tag()
             data = self.engine.base.get(NAME, MAX_ROOT).data
         except StoreNotFoundError:
-            raise StoreNotFoundError(
-                f"{self.url} holds no zarr v3 group: there is no {NAME}{self._other_kind()}", url=self.url
-            ) from None
+            raise no_group(self.url, self._is_there) from None
         self._tag = before
         return bytes(data)
 
@@ -112,12 +109,12 @@ class FolderPlace(Place):
         finally:
             engine.close()
 
-    def _other_kind(self) -> str:
-        for name in (".zgroup", ".zarray"):
-            with contextlib.suppress(OSError):
-                os.stat(name, dir_fd=self.engine.base.root, follow_symlinks=False)
-                return " (but that of zarr v2: convert it with `zarr migrate v3`)"
-        return ""
+    def _is_there(self, name: str) -> bool:
+        try:
+            os.stat(name, dir_fd=self.engine.base.root, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
 
     def _root_tag(self) -> tuple[int, int, int] | None:
         try:

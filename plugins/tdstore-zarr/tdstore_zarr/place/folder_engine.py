@@ -22,18 +22,6 @@ _WRITEBACK = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EXDEV)
 
 
-class _File:
-    """An open file, closed after its last reader."""
-
-    __slots__ = ("fd",)
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __del__(self, _close: Callable[[int], None] = os.close) -> None:
-        close_quietly([self.fd], _close)
-
-
 def close_quietly(fds: Iterable[int], close: Callable[[int], None]) -> None:
     """Close descriptors of an owner that was dropped; `close` is passed in, as modules are empty at exit."""
     for fd in fds:
@@ -42,6 +30,18 @@ def close_quietly(fds: Iterable[int], close: Callable[[int], None]) -> None:
                 close(fd)
         except OSError:
             return  # it is closed
+
+
+class _File:
+    """An open file, closed after its last reader."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self, _close: Callable[[int], None] = os.close, _quietly: Any = close_quietly) -> None:
+        _quietly([self.fd], _close)
 
 
 class FolderEngine(Engine):
@@ -251,7 +251,7 @@ class FolderEngine(Engine):
             for key in [k for k in self._unsynced if k.startswith(folder + "/")]:
                 del self._unsynced[key]
 
-    def sweep(self, prefix: str, keep: Set[str]) -> None:
+    def sweep_below(self, prefix: str, keep: Set[str]) -> None:
         """Remove folders of the root that start with `prefix`, and unfinished renames of a writer that ended."""
         with files.io_errors(self.url, "tidying"):
             with os.scandir(self.root) as entries:

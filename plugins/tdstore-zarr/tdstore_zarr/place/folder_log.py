@@ -28,7 +28,7 @@ class FolderLog(LoggedEngine[FolderEngine]):
 
     def clean(self) -> None:
         """Remove log files, as `LoggedEngine.clean` does."""
-        self.base.sweep(PREFIX, {put.key.split("/")[0] for put in self.puts.values()})
+        self.base.sweep_below(PREFIX, {put.key.split("/")[0] for put in self.puts.values()})
         self._held.clear()
 
     def abandon(self) -> None:

@@ -33,7 +33,7 @@ from tdstore.types import Path
 from tdstore_zarr.codec.metadata import KEY_ENCODINGS, ArrayMeta, parse_array
 from tdstore_zarr.layout.document import MAX_ROOT, NAME, Document, Mark, decode_root, mark_now
 from tdstore_zarr.layout.leaf import Leaf
-from tdstore_zarr.place.base import Place
+from tdstore_zarr.place.base import Place, no_group
 from tdstore_zarr.place.redo_log import LoggedEngine
 
 CLAIM = "tdstore.claim"
@@ -212,9 +212,16 @@ class ObjectPlace(Place):
         try:
             blob = self.engine.get(NAME, MAX_ROOT)
         except StoreNotFoundError:
-            raise StoreNotFoundError(f"{self.url} holds no zarr v3 group: there is no {NAME}", url=self.url) from None
+            raise no_group(self.url, self._is_there) from None
         self._tag = blob.tag
         return bytes(blob.data)
+
+    def _is_there(self, name: str) -> bool:
+        try:
+            self.engine.size(name)
+        except StoreError:
+            return False
+        return True
 
     def newest_root(self) -> bytes:
         return bytes(self.engine.base.get(NAME, MAX_ROOT).data)
