@@ -35,6 +35,8 @@ class PrioritizedSampler(Sampler):
         eps: added to all priorities.
         dtype: of the weights of a sample.
         reduction: what becomes of priorities with more than one number in a row.
+        max_priority_within_buffer: a new row gets the largest priority of the present rows, and not the largest that
+            was ever set.
 
     Raises:
         ValueError: `alpha` or `beta` is negative or NaN, or `max_capacity` below 1.
@@ -56,6 +58,7 @@ class PrioritizedSampler(Sampler):
         eps: float = 1e-8,
         dtype: torch.dtype = torch.float32,
         reduction: Reduction = "max",
+        max_priority_within_buffer: bool = False,
     ) -> None:
         super().__init__()
         for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps)):
@@ -72,6 +75,7 @@ class PrioritizedSampler(Sampler):
         self.max_capacity = int(max_capacity)
         self.alpha, self.beta, self.eps = float(alpha), float(beta), float(eps)
         self.dtype, self.reduction = dtype, reduction
+        self.max_priority_within_buffer = max_priority_within_buffer
         self._tree = SegmentTree(self.max_capacity)
         self._largest = 1.0
         self._seen: State | None = None
@@ -79,7 +83,9 @@ class PrioritizedSampler(Sampler):
 
     @property
     def default_priority(self) -> float:
-        """Priority of a new row: the largest that was ever set."""
+        """Priority of a new row: the largest that was ever set, or of the present rows."""
+        if self.max_priority_within_buffer and self.alpha and (weight := self._tree.largest):
+            return float(max(weight ** (1 / self.alpha) - self.eps, 0.0))
         return self._largest
 
     def _weight(self, priority: Any) -> Any:
@@ -130,7 +136,7 @@ class PrioritizedSampler(Sampler):
             self._grow(min(int(storage.max_size), 2 * int(slots.max()) + 2))
         self._check(slots)
         if len(slots):
-            self._tree.update(slots, self._weight(self._largest))
+            self._tree.update(slots, self._weight(self.default_priority))
 
     def _grow(self, slots: int) -> None:
         weights, self.max_capacity = self._tree.weights(self.max_capacity), slots

@@ -47,6 +47,7 @@ class SliceSampler(Sampler):
         span: how many rows a piece may lack because it begins before its trajectory, or ends after it: a number for
             both ends, or a pair for the first and the last one. True: all but one. The batch then has fewer rows.
         cache_values: taken for compatibility; where trajectories begin is always remembered.
+        compile, use_gpu: no effect; accepted for callers of torchrl.
 
     Raises:
         TypeError: both or none of the two sizes.
@@ -71,6 +72,8 @@ class SliceSampler(Sampler):
         trajectories: Any = None,
         ends: Any = None,
         span: Span = False,
+        compile: Any = False,
+        use_gpu: Any = False,
     ) -> None:
         super().__init__()
         self._sizes(num_slices, slice_len, end_key, traj_key, truncated_key, strict_length)
@@ -189,7 +192,8 @@ class SliceSamplerWithoutReplacement(SliceSampler):
     Args:
         drop_last: leave out the last batch of a pass if it is smaller than the others.
         shuffle: whether the order of trajectories is a new random one in each pass.
-        num_slices, slice_len, end_key, traj_key, truncated_key, strict_length, trajectories, ends: as `SliceSampler`.
+        num_slices, slice_len, end_key, traj_key, truncated_key, strict_length, trajectories, ends, compile, use_gpu: as
+            `SliceSampler`.
 
     Example:
         >>> sampler = SliceSamplerWithoutReplacement(slice_len=2, traj_key="run", shuffle=False)
@@ -212,6 +216,8 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         shuffle: bool = True,
         trajectories: Any = None,
         ends: Any = None,
+        compile: Any = False,
+        use_gpu: Any = False,
     ) -> None:
         super().__init__(
             num_slices=num_slices, slice_len=slice_len, end_key=end_key, traj_key=traj_key,
@@ -265,9 +271,9 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     Rows too close to the end of their trajectory for a whole piece are not chosen, unless `strict_length=False`.
 
     Args:
-        max_capacity, alpha, beta, eps, dtype, reduction: as `PrioritizedSampler`.
+        max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer: as `PrioritizedSampler`.
         num_slices, slice_len, end_key, traj_key, truncated_key, strict_length, trajectories, ends: as `SliceSampler`.
-        cache_values: no effect; accepted for callers of torchrl.
+        cache_values, compile: no effect; accepted for callers of torchrl.
 
     Example:
         >>> sampler = PrioritizedSliceSampler(6, alpha=1.0, beta=1.0, slice_len=2, traj_key="run")
@@ -295,8 +301,10 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         strict_length: bool = True,
         trajectories: Any = None,
         ends: Any = None,
+        compile: Any = False,
+        max_priority_within_buffer: bool = False,
     ) -> None:
-        PrioritizedSampler.__init__(self, max_capacity, alpha, beta, eps, dtype, reduction)
+        PrioritizedSampler.__init__(self, max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer)
         self._sizes(num_slices, slice_len, end_key, traj_key, truncated_key, strict_length)
         self._set_markers(trajectories, ends)
 

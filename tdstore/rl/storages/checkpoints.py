@@ -29,7 +29,7 @@ from tdstore.rl.storages.places import (
     table_over,
 )
 from tdstore.rl.storages.state import LENGTH, State, new_numbers
-from tdstore.rl.storages.structure import Structure, length_of, prepared, structure_of
+from tdstore.rl.storages.structure import Structure, flat, length_of, prepared, structure_of
 from tdstore.rl.storages.table import STATE, UNDO, LiveTable, Table, undo_bytes
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Path, Read, Write, path_text
@@ -253,6 +253,14 @@ def copy_rows(source: LazyStorage, target: LazyStorage) -> None:
         _copy(source._ready(), target._ready(), source._state)
         target._known = target._ready().state
         target.flush()
+
+
+def flattened(source: LazyStorage, target: LazyStorage) -> LazyStorage:
+    """Write the visible slots into a storage of one dimension of slots, and return it."""
+    rows = flat(source.get(slice(None)), 1 + len(source._ready().inner))
+    if len(source):
+        target.set(slice(0, len(source)), rows)
+    return target
 
 
 def _copy(source: Table, target: Table, state: State) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 from tdstore.errors import OutOfRangeError
 from tdstore.rl.storages.state import Ints
 from tdstore.rl.storages.table import Rows
+
+D = TypeVar("D")
 
 
 class Selection(NamedTuple):
@@ -145,6 +147,40 @@ def _over_dimensions(index: tuple[Any, ...], length: int, inner: tuple[int, ...]
     except IndexError as error:
         raise OutOfRangeError(f"{error}: {what}") from None
     return Selection(None, picked.reshape(-1), picked.shape)
+
+
+def goes_into_rows(index: tuple[Any, ...], ndim: int) -> bool:
+    """Check whether an index has more terms than there are dimensions of slots."""
+    return len(index) > ndim and not any(term is Ellipsis or term is None for term in index)
+
+
+def into_rows(get: Callable[[Any], D], index: tuple[Any, ...], ndim: int, what: str) -> D:
+    """Read rows by the first terms of an index, and apply the other terms to each row.
+
+    Raises:
+        IndexError: the rows have fewer dimensions.
+    """
+    first, rest = index[:ndim], index[ndim:]
+    plain = all(isinstance(term, slice) or is_int(term) for term in first)
+    found = get(first[0] if ndim == 1 else first) if plain else get(slice(None))
+    lead = (slice(None),) * sum(isinstance(term, slice) for term in first) if plain else first
+    try:
+        made: D = _indexed(found, (*lead, *rest))
+    except (IndexError, RuntimeError) as error:
+        raise OutOfRangeError(
+            f"an index of {len(index)} terms for slots of {ndim} dimensions: {error}: {what}"
+        ) from None
+    return made
+
+
+def _indexed(data: Any, index: tuple[Any, ...]) -> Any:
+    """Index a batch, or each part of a dict or a tuple."""
+    if type(data) is dict:
+        return {key: _indexed(value, index) for key, value in data.items()}
+    if isinstance(data, tuple):
+        parts = [_indexed(value, index) for value in data]
+        return type(data)(*parts) if hasattr(data, "_fields") else tuple(parts)
+    return data[index]
 
 
 def visible(places: Sequence[Rows], length: int) -> Rows | None:

@@ -43,7 +43,7 @@ from tdstore.rl.storages.places import (
     scratch,
 )
 from tdstore.rl.storages.state import State
-from tdstore.rl.storages.structure import Column, Structure, flat, structure_of
+from tdstore.rl.storages.structure import Column, Structure, structure_of
 from tdstore.rl.storages.table import LiveTable, Table
 from tdstore.rl.storages.tabular import NOTHING, OnMismatch, TabularStorage
 from tdstore.rl.torchrl import torchrl_storage
@@ -493,14 +493,14 @@ class LazyStorage(TabularStorage):
             table = self._ready()
             return self._structure.build(table.look(slice(0, table.capacity)), (table.capacity, *table.inner))
 
+    @property
+    def _storage(self) -> Any:
+        """All slots, as storages of torchrl name them; None before the first write."""
+        return self.all_slots() if self.initialized else None
+
     def flatten(self) -> LazyStorage:
         """Return the visible slots as a storage of one dimension of slots, in memory."""
-        table = self._ready()
-        rows = flat(self.get(slice(None)), 1 + len(table.inner))
-        made = LazyStorage(max(1, len(self)), None, on_mismatch=self.on_mismatch)
-        if len(self):
-            made.set(slice(0, len(self)), rows)
-        return made
+        return checkpoints.flattened(self, LazyStorage(max(1, len(self)), None, on_mismatch=self.on_mismatch))
 
     def __call__(self) -> Any:
         """Return this storage as one of torchrl, whose buffers call a function passed as `storage=`.

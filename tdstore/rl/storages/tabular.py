@@ -25,7 +25,17 @@ from tdstore.errors import (
     StoreError,
 )
 from tdstore.rl.storages.base import Storage
-from tdstore.rl.storages.indices import Selection, as_ints, check, is_int, last_of, select, visible
+from tdstore.rl.storages.indices import (
+    Selection,
+    as_ints,
+    check,
+    goes_into_rows,
+    into_rows,
+    is_int,
+    last_of,
+    select,
+    visible,
+)
 from tdstore.rl.storages.lists import stacked
 from tdstore.rl.storages.state import Ints, State
 from tdstore.rl.storages.structure import (
@@ -489,9 +499,14 @@ class TabularStorage(Storage):
         return f"{len(self)} of {self.max_size} slots of this {type(self).__name__} are written"
 
     def get(self, index: Any) -> Any:
-        """Read rows. An int and a slice return views if the storage has live tensors."""
+        """Read rows. An int and a slice return views if the storage has live tensors.
+
+        Terms of a tuple beyond the dimensions of slots index those of a row.
+        """
         with self._lock:
             table = self._ready()
+            if isinstance(index, tuple) and goes_into_rows(index, self.ndim):
+                return into_rows(self.get, index, self.ndim, self._what())
             return self._picked(table, select(index, self._state.length, table.inner, self._what()))
 
     def _picked(self, table: Table, found: Selection) -> Any:

@@ -7,6 +7,7 @@ import torch
 
 from tdstore import TensorDict
 from tdstore.rl import LazyStorage, LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
+from tests.rl.places import kinds, maker
 
 ENVS, STEPS = 4, 5
 
@@ -88,3 +89,34 @@ def test_items_of_a_list_are_environments():
     buffer = ReplayBuffer(storage=LazyTensorStorage(20, ndim=2), batch_size=3)
     buffer.extend(list(collected().unbind(0)))
     assert buffer[:]["a"].tolist() == collected()["a"].tolist() and buffer.storage.shape == (STEPS, ENVS)
+
+
+@kinds(["memory", "memmap", "h5"])
+def test_further_terms_of_an_index_go_into_the_rows(kind, request):
+    storage = maker(kind, request)(10)
+    whole = torch.arange(24).view(4, 3, 2)
+    storage.set(range(4), TensorDict({"x": whole, "n": TensorDict({"y": whole + 1}, [4, 3])}, [4, 3]))
+    for index in (
+        (slice(0, 3), 2), (1, 2), (-1, slice(1, 3)), (slice(None), torch.tensor([0, 2])), (slice(1, 4, 2), slice(2)),
+        ([0, 3], [1, 2]), (torch.tensor([3, 1]), 0), (torch.tensor([True, False, True, False]), 1),
+    ):  # fmt: skip
+        found = storage.get(index)
+        assert torch.equal(found["x"], whole[index]) and torch.equal(found["n", "y"], whole[index] + 1), index
+        assert found.batch_size == whole[index].shape[:-1]
+    for beyond in ((0, 0, 0), (slice(2), 3), (4, 0)):
+        with pytest.raises(IndexError):
+            storage.get(beyond)
+    assert storage._storage.batch_size == (10, 3)
+
+
+def test_further_terms_of_an_index_go_into_dicts_and_tensors():
+    pairs, tensors = LazyTensorStorage(5), LazyTensorStorage(12, ndim=2)
+    whole = torch.arange(24).view(4, 3, 2)
+    assert tensors._storage is None
+    pairs.set(range(4), {"a": whole, "b": (whole, whole + 1)})
+    tensors.set(range(4), whole)
+    found = pairs.get((slice(0, 2), 1))
+    assert torch.equal(found["a"], whole[:2, 1]) and torch.equal(found["b"][1], whole[:2, 1] + 1)
+    assert torch.equal(tensors.get((slice(2), 1, 0)), whole[:2, 1, 0]) and tensors.get((3, -1, 1)) == 23
+    with pytest.raises(IndexError, match="4 terms for slots of 2 dimensions"):
+        tensors.get((0, 0, 0, 0))

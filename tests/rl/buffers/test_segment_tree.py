@@ -112,6 +112,20 @@ def test_passes_grow_with_the_levels_alone():
     assert 0 < more[0] <= 16 and 0 < more[1] <= 16, "one level more"
 
 
+def test_new_rows_get_the_largest_priority_of_the_present_ones_where_asked():
+    sampler = PrioritizedSampler(4, alpha=0.5, beta=1.0, eps=0.0, max_priority_within_buffer=True)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler, batch_size=4)
+    buffer.extend(torch.arange(2))
+    assert sampler.default_priority == 1.0
+    buffer.update_priority([0, 1], torch.tensor([4.0, 16.0]))
+    assert sampler.default_priority == 16.0
+    buffer.update_priority(1, 9.0)
+    buffer.add(torch.tensor(2))
+    np.testing.assert_allclose(sampler.priorities(3), np.array([2, 3, 3]) / 8)
+    buffer.empty()
+    assert sampler.default_priority == 1.0
+
+
 def test_masses_are_answered_in_their_order():
     tree = SegmentTree(100)
     tree.update(np.arange(100), 1.0)
