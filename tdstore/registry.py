@@ -369,10 +369,8 @@ class Registry:
     def _unknown_scheme(self, kind: str, scheme: str, url: str) -> UnknownBackendError:
         schemes = {s for claims in self._claims().values() for backend, _ in claims for s in backend.schemes}
         near = difflib.get_close_matches(scheme, sorted(schemes | self._claims().keys()), 1)
-        hint = None
-        if near and near[0] in schemes:
-            hint = f"did you mean {near[0] + '://'!r}?"
-        elif near:
+        hint = f"did you mean {near[0] + '://'!r}?" if near else None
+        if near and near[0] not in schemes:
             hint = f"the backend {near[0]!r} has no URLs: pass a path, and storage={near[0]!r}"
         return self._unknown_error(f"no {kind} knows the scheme {scheme!r} of {without_password(url)!r}", hint)
 
