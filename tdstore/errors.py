@@ -3,9 +3,11 @@
     TDStoreError (.message, .hint)
     ├── InvalidArgumentError      (ValueError)
     ├── InvalidTypeError          (TypeError)
+    │   └── NoRowsError           (RuntimeError)
     ├── InvalidStateError         (RuntimeError)
     │   └── GradientError         (ValueError)
     ├── OutOfRangeError           (IndexError)
+    │   └── IndexKindError        (TypeError)
     ├── BatchSizeError            (ValueError, RuntimeError)
     ├── DimensionError            (IndexError, ValueError, RuntimeError)
     ├── LockedError               (RuntimeError)
@@ -14,6 +16,7 @@
     ├── NotAKeyError              (ValueError, RuntimeError)
     ├── KeyNotFoundError          (KeyError)
     │   ├── NotAGroupError        (ValueError)
+    │   ├── UnknownFieldError     (ValueError)
     │   ├── DifferentKeysError    (RuntimeError)
     │   ├── StateDictError        (RuntimeError)
     │   ├── InvalidKeyError       (TypeError, ValueError, RuntimeError)
@@ -87,6 +90,10 @@ class InvalidTypeError(TDStoreError, TypeError):
     """An argument has a type that the call cannot take; the message names the argument or the type."""
 
 
+class NoRowsError(InvalidTypeError, RuntimeError):
+    """A TensorDict without batch dimensions has no rows to iterate over."""
+
+
 class InvalidStateError(TDStoreError, RuntimeError):
     """The object is in a state in which the call is not allowed; the message says which."""
 
@@ -97,6 +104,10 @@ class GradientError(InvalidStateError, ValueError):
 
 class OutOfRangeError(TDStoreError, IndexError):
     """An index lies outside the rows, nodes or elements that there are."""
+
+
+class IndexKindError(OutOfRangeError, TypeError):
+    """What stands in an index is nothing that can."""
 
 
 class BatchSizeError(TDStoreError, ValueError, RuntimeError):
@@ -129,6 +140,10 @@ class NotAKeyError(TDStoreError, ValueError, RuntimeError):
 
 class NotAGroupError(KeyNotFoundError, ValueError):
     """A nested key goes through an entry that is not a TensorDict."""
+
+
+class UnknownFieldError(KeyNotFoundError, ValueError):
+    """The key is no field of the class of an object."""
 
 
 class DifferentKeysError(KeyNotFoundError, RuntimeError):

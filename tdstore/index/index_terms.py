@@ -54,6 +54,11 @@ def spelled_out(terms: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
     return terms
 
 
+def reaches_past(terms: tuple[Any, ...], ndim: int) -> bool:
+    """Check whether an index has terms for more than `ndim` dimensions."""
+    return sum([dims_used(term) for term in torch_terms(terms) if term is not Ellipsis]) > ndim
+
+
 def dims_used(term: Any) -> int:
     """Count the dimensions that a term of `torch_terms` consumes: those of a mask, none for None and bools."""
     if term is None or isinstance(term, (bool, np.bool_)):

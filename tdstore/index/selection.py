@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.errors import BatchSizeError, DimensionError, InvalidTypeError, OutOfRangeError
+from tdstore.errors import BatchSizeError, DimensionError, IndexKindError, InvalidTypeError, OutOfRangeError
+from tdstore.index.index_terms import reaches_past, spelled_out, torch_terms
 from tdstore.index.plans import Axis, ReadPlan, Term, WritePlan, Zipped, plan_read, plan_write
 from tdstore.index.rows import (
     as_index_tensor,
@@ -42,6 +43,23 @@ __all__ = [
     "scatter",
     "sorted_unique",
 ]
+
+
+def checked_terms(terms: tuple[Any, ...], batch: torch.Size, entries: Iterable[object]) -> tuple[Any, ...]:
+    """Check an index into a batch, or one with terms for more dimensions into each entry, and spell it out.
+
+    Raises:
+        OutOfRangeError: as `Selection.__getitem__`.
+    """
+    if not reaches_past(terms, len(batch)):
+        terms = spelled_out(terms, len(batch))
+        index_shape(batch, terms)
+        return terms
+    terms = torch_terms(terms)
+    for leaf in entries:
+        if isinstance(leaf, Tensor) and not leaf.is_nested:
+            index_shape(leaf.shape, terms)
+    return terms
 
 
 def index_shape(shape: Iterable[int], index: object) -> torch.Size:
@@ -429,7 +447,7 @@ def _classify(term: object) -> int | bool | slice | Tensor | EllipsisType | None
     try:
         return operator.index(term)  # type: ignore[arg-type]
     except TypeError:
-        raise OutOfRangeError(
+        raise IndexKindError(
             f"an index holds ints, slices, None, ..., bools, lists, arrays or tensors, not {term!r} "
             f"of type {type(term).__qualname__}"
         ) from None

@@ -22,7 +22,7 @@ from tdstore.container.display.options import level_lines, ordered_lines
 from tdstore.container.display.text import entry_text, indent
 from tdstore.container.functions import torch_functions
 from tdstore.container.methods.access import AS_SET
-from tdstore.tensorclass.below import NAMING, UPDATING, check_schema, guarded, unmark
+from tdstore.tensorclass.below import UPDATING, check_schema, guard, unmark
 from tdstore.tensorclass.casting import as_container, cast_of
 from tdstore.tensorclass.checks import check, check_rows
 from tdstore.tensorclass.fields import (
@@ -502,7 +502,7 @@ class TensorClass(Surface, metaclass=Fields):
         if len(keys) == 1 and isinstance(keys[0], (list, set)):
             keys = tuple(keys[0])
         if strict and (unknown := [k for k in keys if entry_path(k)[0] not in self._field_names]):
-            raise errors.KeyNotFoundError(f"{type(self).__name__} has no field {unknown[0]!r}")
+            raise errors.UnknownFieldError(f"{type(self).__name__} has no field {unknown[0]!r}")
         there = [k for k in keys if td._kind(entry_path(k)[0]) is not None]
         made: Self = td.select(*there, inplace=inplace, strict=strict)
         return made if as_tensordict else self if made is td else self._wrap_if_fits(made)
@@ -583,8 +583,7 @@ class TensorClass(Surface, metaclass=Fields):
 TensorClass.__dataclass_fields__ = dict(Arguments.__dataclass_fields__)
 TensorClass.__dataclass_params__ = Arguments.__dataclass_params__  # type: ignore[attr-defined]
 install(TensorClass, TensorDict)
-for _name, _parameter in NAMING.items():
-    setattr(TensorClass, _name, guarded(getattr(TensorClass, _name), _parameter))
+guard(TensorClass)
 TensorClass._settable = frozenset(n for n in dir(TensorClass) if hasattr(getattr(TensorClass, n, None), "__set__"))
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tdstore.container.core.container import GROUP, Container
-from tdstore.container.core.paths import entry_path
+from tdstore.container.core.paths import entry_path, is_key
 from tdstore.container.core.tensorclasses import Typed
 from tdstore.convert.objects.pytree import MARK
-from tdstore.errors import InvalidArgumentError
+from tdstore.errors import InvalidArgumentError, UnknownFieldError
 from tdstore.tensordicts.base import TensorDictBase
 
 
@@ -45,6 +45,33 @@ def guarded(fn: Callable[..., Any], parameter: str) -> Callable[..., Any]:
         return fn(self, *args, **kwargs)
 
     return call
+
+
+IN_PLACE = ("update_", "update_at_", "copy_", "copy_at_")
+"""Methods of a TensorDict that write the entries of another one."""
+
+
+def fields_only(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Guard a method of `IN_PLACE`: what it is given has fields only, else it raises UnknownFieldError."""
+
+    @functools.wraps(fn)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        source = args[0] if args else kwargs.get("input_dict_or_td", kwargs.get("tensordict"))
+        if isinstance(source, Mapping) and not self._open:
+            for key in source:
+                if is_key(key) and entry_path(key)[0] not in self._field_names:
+                    raise UnknownFieldError(f"{type(self).__name__} has no field {entry_path(key)[0]!r}")
+        return fn(self, *args, **kwargs)
+
+    return call
+
+
+def guard(cls: type) -> None:
+    """Guard the methods of a class by which entries come in that are no fields."""
+    for name, parameter in NAMING.items():
+        setattr(cls, name, guarded(getattr(cls, name), parameter))
+    for name in IN_PLACE:
+        setattr(cls, name, fields_only(getattr(cls, name)))
 
 
 def check_schema(cls: Any, schema: Mapping[Any, Any]) -> None:

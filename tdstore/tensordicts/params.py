@@ -383,6 +383,14 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         made.no_convert = True  # what is set later must not make parameters of these
         return made
 
+    def densify(self, layout: torch.layout = torch.strided) -> Self:  # type: ignore[override]
+        """Return another one with the same parameters: there is no lazy stack in it."""
+        return self.clone(False)
+
+    def from_dict_instance(self, input_dict: Mapping[Any, Any], **kwargs: Any) -> Self:
+        """Build as every TensorDict does, with parameters of the tensors."""
+        return type(self)(super().from_dict_instance(input_dict, **kwargs), no_convert=self.no_convert)
+
     def clone(self, recurse: bool = True) -> Self:
         """Copy with copied parameters and buffers, or (`recurse=False`) with the same ones."""
         return self._of_leaves(lambda leaf: leaf.detach().clone() if recurse else leaf)

@@ -376,6 +376,8 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
             source = ref()
             if source is not None and not source.is_locked:
                 source.update(back(self))
+            elif source is not None and not self.is_locked:
+                source._write_replaced(back(self))
 
 
 def _as_tensor(value: Any, device: torch.device | None) -> Tensor | None:

@@ -58,6 +58,8 @@ class Primitives(OpsBase):
         update: Callable[..., Self]
         _become: Callable[..., Self]
         _set_device: Callable[..., None]
+        _update_in_place: Callable[..., Any]
+        _write_replaced: Callable[[Any], None]
 
     # -- the catalogue: which entries there are; reads no data ---------------------------------
     @abstractmethod

@@ -124,6 +124,23 @@ def _unflatten(children: Iterable[Any], node: Node) -> Any:
     return Container._resident_class._new({k: found[k] for k in node.order}, batch, device, names)
 
 
+def _unflatten_params(children: Iterable[Any], node: Node) -> Any:
+    """Rebuild as `_unflatten`, as parameters of a module where there are some."""
+    made = _unflatten(children, node)
+    if torch.compiler.is_compiling() or not _has_parameters(made):
+        return made
+    params = Container._params_class(made, no_convert=True)
+    params.no_convert = False
+    return params
+
+
+def _has_parameters(td: Any) -> bool:
+    return any(
+        isinstance(v, torch.nn.Parameter) or (isinstance(v, Container) and _has_parameters(v))
+        for v in td._data.values()
+    )
+
+
 def _fitted(value: NonTensor, batch: torch.Size) -> NonTensor:
     made = value.for_batch(batch)
     return value if made is None else made
@@ -180,7 +197,7 @@ def register_nodes() -> None:
         pytree.register_pytree_node(
             cls,
             _flatten,
-            _unflatten,
+            _unflatten_params if cls is Container._params_class else _unflatten,
             serialized_type_name=f"tdstore.{cls.__name__}",
             to_dumpable_context=Node.dump,
             from_dumpable_context=Node.load,

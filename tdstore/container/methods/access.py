@@ -15,7 +15,7 @@ from tdstore.container.core.defaults import get_defaults_to_none
 from tdstore.container.core.key_views import IsLeaf, ItemsView, KeysView, ValuesView, walk
 from tdstore.container.core.paths import entry_path, is_key
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
-from tdstore.errors import InvalidTypeError, NotAGroupError, NotAKeyError
+from tdstore.errors import NoRowsError, NotAGroupError, NotAKeyError
 from tdstore.types import Entry, IndexType, NestedKey, Path, path_text
 
 
@@ -324,5 +324,5 @@ class AccessMixin(Container):
 
     def __iter__(self) -> Iterator[Any]:
         if not self._batch_size:
-            raise InvalidTypeError("iteration over a TensorDict without batch dimensions; use td.keys()")
+            raise NoRowsError("iteration over a TensorDict without batch dimensions; use td.keys()")
         return iter(self.unbind(0))

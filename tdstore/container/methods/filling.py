@@ -144,7 +144,10 @@ class FillingMixin(Container):
         how = {key: value for key, value in how.items() if value is not NO_DEFAULT}
         empty = {}
         if how.pop("empty_lazy", False):
-            empty = {path: entry for path, entry in _row_entries(self) if entry is not self}
+            if isinstance(self, self._stack_class):
+                rows: Self = _empty_rows(self, batch)
+                return rows
+            empty = dict(_row_entries(self))
         source = self.exclude(*empty) if empty else self
         made: Self = _without_row_values(source._resident())._move(
             lambda t: make(t, (*batch, *t.shape[n:]), **how),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch import Tensor
 
 from tdstore.container.core.container import GROUP, VALUE, Container
 from tdstore.container.core.paths import entry_path
@@ -324,6 +325,25 @@ class SelectionMixin(Container):
         out._undo = (weakref.ref(self), undo)
         return out  # type: ignore[no-any-return]
 
+    def _write_replaced(self, made: Any) -> None:
+        """Write what a restructured copy has otherwise into the existing entries, whatever the lock.
+
+        Raises:
+            LockedError: the copy has an entry that is not here.
+        """
+        if isinstance(made, self._stack_class) and isinstance(self, self._stack_class):
+            for mine, theirs in zip(self.tensordicts, made.tensordicts, strict=True):
+                mine._write_replaced(theirs)
+            return
+        changed: dict[Path, Any] = {}
+        for path, value in made._resident()._flat_entries((), None):
+            node = self._node(path[:-1])
+            if node is None or node._kind(path[-1]) is None:
+                raise self._refuse_locked(f"set {path_text(path)}")
+            if not _alike(node._raw(path[-1]), value):
+                changed[path] = value
+        self._update_in_place(changed, None, None)
+
     def create_nested(self, key: NestedKey) -> Self:
         """Set an empty nested TensorDict at a key, of this batch size and device. It replaces an entry of that key.
 
@@ -363,3 +383,12 @@ def _filled(entry: Any, value: Any) -> Any:
         td = entry._resident()
         return td._new({k: _filled(v, value) for k, v in td._data.items()}, td._batch_size, td._device, td._names)
     return torch.as_tensor(value, dtype=entry.dtype, device=entry.device).expand(entry.shape)
+
+
+def _alike(old: Any, new: Any) -> bool:
+    """Check whether an entry would be the same after a write."""
+    if old is new:
+        return True
+    if isinstance(old, Tensor) and isinstance(new, Tensor) and not (old.is_nested or new.is_nested):
+        return old.dtype == new.dtype and torch.equal(old, new)
+    return isinstance(old, NonTensor) and isinstance(new, NonTensor) and old.same(new)

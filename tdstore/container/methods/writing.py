@@ -27,7 +27,7 @@ from tdstore.container.methods.update_source import (
 )
 from tdstore.container.storage.change_plan import Changes
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
-from tdstore.index.index_terms import as_terms, spelled_out
+from tdstore.index.index_terms import as_terms, reaches_past, spelled_out
 from tdstore.index.selection import index_shape
 from tdstore.keys import key_text
 from tdstore.types import Entry, NestedKey, Path, path_text
@@ -433,7 +433,7 @@ class WritingMixin(Container):
 
         Args:
             input_dict_or_td: a TensorDict or dict, of the batch size of `td[idx]` or one that expands to it.
-            idx: an index into the batch dimensions.
+            idx: an index into the batch dimensions; with terms for more dimensions, into each entry, as in `set_at_`.
             clone: accepted for compatibility.
             non_blocking: accepted for compatibility.
             keys_to_update: only these (nested) keys.
@@ -465,7 +465,9 @@ class WritingMixin(Container):
     def _plan_in_place(self, changes: Changes, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> None:
         """Add to a change what `update_` and `update_at_` do."""
         wanted = None if keys_to_update is None else [entry_path(k) for k in as_key_list(keys_to_update)]
-        if at is not None:  # here, where the ellipsis stands for this batch, and not for a nested one's
+        if at is not None and not reaches_past(
+            at, len(self._batch_size)
+        ):  # here, where the ellipsis stands for this batch, and not for a nested one's
             at = spelled_out(at, len(self._batch_size))
         parts: dict[int, tuple[Any, dict[str, Any]]] = {}
         for key, value in flat_pairs(source, stacks=wanted is not None):

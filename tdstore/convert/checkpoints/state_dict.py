@@ -86,7 +86,8 @@ class StateDictMixin(Container):
         Args:
             state_dict: flat, nested, or of the older form; also that of a module with the same names.
             strict: whether keys on one side only are an error, except nested TensorDicts without entries. False does
-                not change entries that the state dict lacks, and adds entries that only the state dict has.
+                not change entries that the state dict lacks, and adds entries that only the state dict has; to
+                parameters it adds none.
             assign: whether to use the tensors themselves instead of copying their values.
             from_flatten: whether to split keys at dots. Default: derived from the state dict and the entries.
 
@@ -105,7 +106,7 @@ class StateDictMixin(Container):
         if _asked_by_a_loader():
             return self
         tree = read(state_dict, self, from_flatten)
-        job = _Loading(strict, assign)
+        job = _Loading(strict, assign, grows=not isinstance(self, torch.nn.Module))
         job.plan(self, tree, ())
         job.run()
         return self
@@ -164,8 +165,8 @@ class _Part:
 class _Loading:
     """One `load_state_dict`: all entries are checked before the first is written."""
 
-    def __init__(self, strict: bool, assign: bool) -> None:
-        self._strict, self._assign = strict, assign
+    def __init__(self, strict: bool, assign: bool, grows: bool) -> None:
+        self._strict, self._assign, self._grows = strict, assign, grows
         self._missing: list[str] = []
         self._extra: list[str] = []
         self._parts: list[_Part] = []
@@ -187,7 +188,7 @@ class _Loading:
                     continue
                 if not (isinstance(value, NonTensor) and _is_field(td, key)):
                     self._extra.append(name)
-                if takes(td, key):
+                if self._grows and takes(td, key):
                     part.fresh[key] = _entry(td, value)
             elif kind != _kind_of(value):
                 raise StateDictError(

@@ -560,6 +560,14 @@ class LazyOps(LazyWrites):
         result: Self = made.lock_() if self._state & LOCKED else made
         return result
 
+    def _bytes_as(self, dtype: torch.dtype, batch_size: Any) -> Self:
+        if batch_size is not None:
+            return super()._bytes_as(dtype, batch_size)
+        made = self._each(lambda td: td._bytes_as(dtype, None))
+        old = list(self.keys(True, True))
+        made._offer((weakref.ref(self), lambda v: v.exclude(*old)))
+        return made
+
     def reshape(self, *args: Any, shape: Any = None, size: Any = None, inplace: bool = False) -> Self:
         """View where the result has one dimension or keeps the stack dimension separate; else copy."""
         old = self._batch_size

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.errors import DimensionError, InvalidArgumentError, OutOfRangeError
+from tdstore.errors import DimensionError, IndexKindError, InvalidArgumentError, OutOfRangeError
 from tdstore.index.index_terms import dims_used
 from tdstore.index.rows import as_rows
 
@@ -55,7 +55,7 @@ def _plain(term: Any) -> Any:
     try:
         return operator.index(term)
     except TypeError:
-        raise OutOfRangeError(
+        raise IndexKindError(
             f"a TensorDict is indexed with ints, slices, lists, tensors and masks, not with {term!r}"
         ) from None
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, Container, _as_tensor, _as_value, _fit_value
-from tdstore.container.core.dim_names import extend_names
+from tdstore.container.core.dim_names import as_names, extend_names
 from tdstore.container.core.locks import LOCKED, READONLY, THROUGH
 from tdstore.container.core.paths import entry_path
 from tdstore.container.entries.unbatched import is_batched
@@ -231,8 +231,11 @@ class LazyWrites(LazyTree):
                         td.set(key, part, inplace)
                 return self
         super().set(key, item, inplace, **kwargs)
-        if isinstance(item, Container) and len(entry_path(key)) == 1:
-            self._name_after(item)
+        if isinstance(item, Container):
+            if len(entry_path(key)) == 1:
+                self._name_after(item)
+            elif item._names is not None and not any(self.names) and len(item._names) >= self.ndim:
+                self._set_names(as_names(item._names[: self.ndim], self.ndim))
         return self
 
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:

@@ -25,8 +25,8 @@ from tdstore.container.varlen.rounds import Rounds, drive, together
 from tdstore.errors import (
     BatchSizeError,
     InvalidStateError,
-    InvalidTypeError,
     KeyNotFoundError,
+    NoRowsError,
     UnsupportedError,
     UntrustedDataError,
 )
@@ -353,7 +353,7 @@ class StoredTree(WindowTree):
 
     def __iter__(self) -> Iterator[Any]:
         if not self._batch_size:
-            raise InvalidTypeError("iteration over a TensorDict without batch dimensions; use td.keys()")
+            raise NoRowsError("iteration over a TensorDict without batch dimensions; use td.keys()")
         for start, stop in self._row_blocks():
             yield from self._at(slice(start, stop))._resident().unbind(0)
 

@@ -24,7 +24,7 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTens
 from tdstore.container.varlen.columns import column_leaves
 from tdstore.container.varlen.nested_leaves import leaf_below
 from tdstore.errors import BatchSizeError, InvalidArgumentError, UnsupportedError
-from tdstore.index.index_terms import as_terms, spelled_out
+from tdstore.index.index_terms import as_terms, reaches_past, spelled_out
 from tdstore.index.rows import scatter
 from tdstore.index.selection import Selection
 from tdstore.store import Cap
@@ -217,12 +217,16 @@ class StoredWrites(StoredTree):
 
     def _write_leaf_at(self, key: str, index: Any, value: Any) -> None:
         self._handle.check_writable()
+        self._handle.store.write(self._writes_at(key, index, value))
+
+    def _writes_at(self, key: str, index: Any, value: Any) -> list[Write]:
+        """Build the writes of `entry[index] = value`."""
         path = (*self._path, key)
         self._refuse_nested(key)
         sel = self._leaf_sel(key)[index]
         spec = self._handle.specs[path]
         tensor = _expanded(torch.as_tensor(value), torch.Size(sel.shape), key).to(device="cpu", dtype=spec.dtype)
-        self._handle.store.write(self._parts(path, sel, tensor))
+        return self._parts(path, sel, tensor)
 
     def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
         changes = Changes()
@@ -256,8 +260,12 @@ class StoredWrites(StoredTree):
 
     def _plan_write(self, changes: Changes, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
         self._handle.check_writable()
-        window = self if at is None else self._at(at)
         plan = changes.plan_of(self._handle)
+        if at is not None and reaches_past(at, len(self._batch_size)) and all(self._kind(k) == LEAF for k in entries):
+            for key, value in entries.items():
+                plan.data += self._writes_at(key, at, value)
+            return
+        window = self if at is None else self._at(at)
         window._plan_writes(entries, plan.data, plan)
 
     def _plan_writes(self, sources: Mapping[str, Any], writes: list[Write], plan: ValuePlan) -> None:

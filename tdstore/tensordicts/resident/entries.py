@@ -21,9 +21,9 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTens
 from tdstore.container.values.shapes import constant
 from tdstore.container.varlen.nested_rows import row_of
 from tdstore.errors import BatchSizeError, InvalidTypeError, KeyNotFoundError
-from tdstore.index.index_terms import as_terms, spelled_out, torch_terms
+from tdstore.index.index_terms import as_terms, torch_terms
 from tdstore.index.rows import put
-from tdstore.index.selection import index_shape
+from tdstore.index.selection import checked_terms, index_shape
 from tdstore.index.tracing import mapped, one_by_one
 from tdstore.ops.reduce import Over
 from tdstore.ops.reductions import Reduction
@@ -128,8 +128,7 @@ class ResidentTree(TensorDictBase):
             self._check_writable()
         data = self._data
         if at is not None:
-            at = spelled_out(at, len(self._batch_size))
-            index_shape(self._batch_size, at)  # raises for what does not fit the batch
+            at = checked_terms(at, self._batch_size, [data[k] for k in entries])
         ready = [(k, data[k], self._writable_value(k, v, at)) for k, v in entries.items() if at or v is not data[k]]
         if HOLES:
             for _, old, _ in ready:
