@@ -165,9 +165,13 @@ def test_disjoint_rows_from_many_processes(shm):
 def test_readers_see_one_generation_while_a_writer_saves(shm):
     """Each catalogue names as many leaves as its header says."""
     store = made("shm://x")
+    news, tell = os.pipe()
 
     def save_many():
+        os.close(tell)
         for i in range(1, 150):
+            if i % 30 == 0:  # not all of them before the reader's turn: it tells of each generation that is new to it
+                os.read(news, 1)
             store.create({(f"k{i}",): LeafSpec((1,), "int8")})
             store.save_header(Header({(): Group(batch_size=(i + 1,))}))
 
@@ -180,10 +184,16 @@ def test_readers_see_one_generation_while_a_writer_saves(shm):
     seen = set()
     reader = open_shared("shm://x", mode="r")
     deadline = time.monotonic() + 60
-    while 150 not in seen and time.monotonic() < deadline:
-        reader.refresh()
-        count = len(list(reader.paths()))
-        assert reader.load_header().groups[()].batch_size == (4 if count == 1 else count,)
-        seen.add(count)
-    os.waitpid(pid, 0)
-    assert len(seen) > 3
+    try:
+        while 150 not in seen and time.monotonic() < deadline:
+            reader.refresh()
+            count = len(list(reader.paths()))
+            assert reader.load_header().groups[()].batch_size == (4 if count == 1 else count,)
+            if count not in seen:
+                os.write(tell, b"x")
+            seen.add(count)
+    finally:
+        os.close(tell)
+        os.waitpid(pid, 0)
+        os.close(news)
+    assert len(seen) > 3 and 150 in seen
