@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,14 +14,14 @@ import torch
 from torch import Tensor
 
 from tdstore.dtypes import is_bit_pattern, to_numpy
-from tdstore.errors import OptionError, ReadOnlyError
+from tdstore.errors import InvalidArgumentError, InvalidTypeError, OptionError, ReadOnlyError
 from tdstore.header import Header
 from tdstore.index.ranges import check_writes, index_shape
 from tdstore.index.rows import check_indices, last_wins, take
 from tdstore.index.tracing import fake_mode as fake_mode
 from tdstore.store import Cap, Store
 from tdstore.storekit import refusals
-from tdstore.types import LeafSpec, Path, Read, Write
+from tdstore.types import LeafSpec, Path, Read, Write, path_text
 
 
 class Typed(Protocol):
@@ -81,6 +82,16 @@ class CheckedStore(Store, Generic[L]):
     """The process that may change the store; None for any."""
     _header: Header
     """Of the last commit."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("_lock", "_closed", "_pid", "_header", "_guard"):
+            if inspect.isroutine(vars(cls).get(name)):
+                raise InvalidTypeError(
+                    f"{cls.__qualname__}.{name} is a method, and CheckedStore keeps something else by that name"
+                    + (": the lock that every change holds, or None" if name == "_lock" else ""),
+                    hint="give the method another name",
+                )
 
     def __init__(self, url: str, *, writable: bool) -> None:
         self.url, self.writable = url, writable
@@ -235,6 +246,12 @@ class CheckedStore(Store, Generic[L]):
         found = self._read(self._wanted(reads))
         for at, r in enumerate(reads):
             if r.out is not None and found[at] is not r.out:
+                if found[at].shape != r.out.shape:  # `copy_` would broadcast it
+                    raise InvalidArgumentError(
+                        f"{type(self).__qualname__}._read gives shape {tuple(found[at].shape)} for leaf "
+                        f"{path_text(r.path)} of {self.url}, and {tuple(r.out.shape)} was asked for",
+                        hint="a defect of the backend: tell its authors",
+                    )
                 r.out.detach().copy_(found[at])
                 found[at] = r.out
         return found

@@ -190,6 +190,25 @@ def test_the_page_lists_the_public_names() -> None:
     assert all(hasattr(storekit, name) for name in storekit.__all__)
 
 
+@pytest.mark.parametrize("name", ["_lock", "_closed", "_pid", "_header"])
+def test_a_method_by_the_name_of_what_the_class_keeps_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=f"Mine.{name} is a method") as caught:
+        type("Mine", (RecordingStore,), {name: lambda self: None})
+    assert getattr(caught.value, "hint", "") == "give the method another name"
+    type("Mine", (RecordingStore,), {"_lock": threading.RLock()})
+
+
+def test_an_answer_of_another_shape_is_not_broadcast_into_out() -> None:
+    class Wide(RecordingStore):
+        def _read(self, wanted: Sequence[tuple[Leaf, Read]]) -> list[Tensor]:
+            return [value[:1] for value in super()._read(wanted)]
+
+    store = Wide()
+    store.create({("a",): LeafSpec((3,), "float32")})
+    with pytest.raises(InvalidArgumentError, match=r"Wide._read gives shape \(1,\) for leaf 'a' of .*, and \(3,\) was"):
+        store.read([Read(("a",), (), torch.zeros(3))])
+
+
 def test_each_refusal_names_the_place() -> None:
     leaf, other = ("a",), ("b", "c")
     made = [
