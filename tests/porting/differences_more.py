@@ -3,6 +3,26 @@
 from __future__ import annotations
 
 MORE: list[tuple[str, str, str]] = [
+    (
+        "exchanges them",
+        "l = M.lazy_stack([T({'a': torch.full((1,), i)}, [1]) for i in (1, 2)]); l.update(l[[1, 0]])['a'].tolist()",
+        "[[2], [1]]",
+    ),
+    (
+        "are refused at the end of the block",
+        "with td.lock_().flatten_keys() as flat:\n    flat['new'] = torch.ones(3)\n'lost'",
+        "RuntimeError",
+    ),
+    (
+        "is a node of `torch.utils._pytree`",
+        "import torch.utils._pytree as p; len(p.tree_leaves(M.nn.TensorDictParams(two)))",
+        "2",
+    ),
+    (
+        "closes the file at the end of the block",
+        "h = td.to_h5('f.h5')\nwith h:\n    pass\nh['a'].sum().item()",
+        "ValueError",
+    ),
     ("the same after `expand` or `pad`", "named.expand(2, 3)['s']", "text"),
     ("a TensorDict takes no attributes of its own", "td.note = 1", "AttributeError"),
     ("text in an array is one value per row", "T({'s': np.array(['a', 'b'])}, [2])[0]['s']", "a"),
