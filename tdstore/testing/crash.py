@@ -95,7 +95,7 @@ def killed_after(work: Work, seconds: float) -> int:
 
 
 def die(*_: object) -> None:
-    """End this process as a power cut would: at once, with nothing flushed."""
+    """End this process by SIGKILL: at once. What was passed to the system stays, which it does not at a power cut."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -198,6 +198,17 @@ class CrashTests(StoreSetup):
             @pytest.fixture
             def location(self, tmp_path):
                 return tmp_path / "store"
+
+    A class may set:
+
+        outcomes             of a work, all that may be found: "old", "new", "dirty", "corrupt" (default: old, new)
+        torn                 works that may leave "corrupt" when killed inside of a library
+        points               functions that change the storage and that tracing cannot find
+        layouts, reading     options of the opener to save with (by name), and to look with after a death
+        durable              options under which commits are synced; without them `test_syncs` is skipped
+        steps, least         every so-many-th change is a kill; fewer changes than `least` are an error
+        random_kills, traced_kills, flips, disk_mib      how many, and how large a disk is filled
+        noticed              share of flipped bits that must raise an error (0.4)
     """
 
     points: ClassVar[Sequence[tuple[Any, str]]] = ()
