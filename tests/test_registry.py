@@ -360,6 +360,11 @@ def test_unknown_names_show_the_near_one_and_what_is_installed():
     with pytest.raises(UnknownBackendError) as caught:
         r.resolve("nosuch://x/y")
     assert "'nosuch'" in str(caught.value)
+    r.register(Backend(name="pathsonly", opener=f"{__name__}:open_mine", summary="of this test"))
+    for scheme in ("pathsonly", "pathonly"):
+        with pytest.raises(UnknownBackendError) as caught:
+            r.resolve(f"{scheme}://x/y")
+        assert caught.value.hint == "the backend 'pathsonly' has no URLs: pass a path, and storage='pathsonly'"
     assert isinstance(caught.value, (LookupError, ValueError))
 
 
