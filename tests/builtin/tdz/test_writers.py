@@ -64,14 +64,14 @@ def test_killed_updates_are_there_or_not(tmp_path):
             td["y"].fill_(i)
             td.commit()
 
-    last = 0.0
-    for i in range(30):
+    last, i = 0.0, 0
+    while i < 30 or last <= 2:  # a busy machine needs later kills
         killed_after(work, 0.005 + 0.002 * i)
+        i += 1
         found = tdstore.open(path, verify="full")
         values = torch.cat([found["x"].unique(), found["y"].unique()]).unique()
         assert len(values) == 1, "rows of two commits"
         last = max(last, float(values))
-    assert last > 2
     saved(path)
     assert os.listdir(tmp_path) == ["x.tdz"], "the next save removes what killed writers left"
 
