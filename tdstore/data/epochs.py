@@ -56,9 +56,10 @@ class Batch(Task):
 class Epochs(Stream[Position]):
     """Batches of a dataset, epoch after epoch, in an order that resumes exactly.
 
-    An iteration gives what is left of an epoch; the next one is the next epoch. The order is a keyed permutation: it
-    takes no memory, and the state is a few integers, for a billion rows, too. All ranks follow one order: each
-    global batch of `batch_size * world_size` items is cut into one slice per rank.
+    An iteration gives what is left of an epoch; the next one is the next epoch, also where the caller took all batches
+    without asking for the end. The order is a keyed permutation: it takes no memory, and the state is a few integers,
+    for a billion rows, too. All ranks follow one order: each global batch of `batch_size * world_size` items is cut
+    into one slice per rank.
 
     At the end of an epoch the items that are left are shared out evenly; where there are fewer of them than ranks,
     some ranks have one batch less. `drop_last=True` gives all ranks as many batches of equal size.

@@ -46,6 +46,7 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
         self.device = None if device is None else torch.device(device)
         self.timeout = timeout
         self._position = self._first(0)
+        self._resumed = False  # whether the position is that of a state, and no iteration has begun since
         self._loaded_here = False  # whether this process is a worker, and has loaded a state of its own
         self._done = 0  # batches that this worker has handed out since the position
         self._loads = 0  # how often a state was loaded, as far as this process knows
@@ -171,13 +172,14 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
         position = self._from_state(state)
         if worker is None:
             self._set(position)
+            self._resumed = True
             self._shared[LOADS] += 1
             self._loads += 1
         else:
             self._position, self._loaded_here, self._done = position, True, int(state.get("done", 0))
 
     def _set(self, position: P) -> None:
-        self._position, self._done = position, 0
+        self._position, self._done, self._resumed = position, 0, False
         self._shared[:LOADS] = 0
 
     # -- iteration ---------------------------------------------------------------------------
@@ -194,6 +196,12 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
         begun = int(self._shared[BEGUN].max())
         if begun:  # workers of a loader have read before: what follows their epoch
             self._set(self._first(begun))
+        elif not self._resumed and not self._batches_left(self._position):
+            # A caller that counts batches took them all, and did not ask for the end.
+            following = self._first(self._epoch_of(self._position) + 1)
+            if self._batches_left(following):
+                self._set(following)
+        self._resumed = False
         epoch = self._epoch_of(self._position)
         for batch, position in self._read(self._tasks(self._position, 0, 1)):
             self._position = position
