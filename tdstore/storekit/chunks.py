@@ -71,14 +71,14 @@ def check_layout(value: Any, where: str, url: str) -> None:
     """Check the value of the option `layout`.
 
     Args:
-        value: the value; None: not given.
+        value: the value.
         where: the leaf, for messages.
         url: the location, for messages.
 
     Raises:
         OptionError: it is not a key of `LAYOUTS`.
     """
-    if value is not None and value not in tuple(LAYOUTS):
+    if value not in tuple(LAYOUTS):
         raise wrong_value("layout", value, f"one of {', '.join(map(repr, LAYOUTS))}", where, url)
 
 

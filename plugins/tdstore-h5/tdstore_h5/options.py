@@ -67,7 +67,8 @@ def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, *, co
         defaults = {**defaults, "chunks": None}  # the option of the leaf takes precedence over that of the file
     merged = {k: v for k, v in {**defaults, **spec.options}.items() if v is not None and v is not False}
     preset = merged.pop("layout", None)
-    presets.check_layout(preset, path_text(path), url)
+    if preset is not None:
+        presets.check_layout(preset, path_text(path), url)
     merged.pop("fillvalue", None)  # h5py's name for LeafSpec.fill_value, see `with_fill`
     if not spec.shape:
         return {k: v for k, v in merged.items() if k == "track_times"}

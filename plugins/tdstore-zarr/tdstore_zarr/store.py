@@ -202,6 +202,7 @@ def open_on(
         place = ObjectPlace.existing(
             engine, url, timeout=lock_timeout, take_over=recover == "accept", single=single_writer
         )
+        place.explains = verify != "none"  # so a save asks whether there is a store to replace
         session = _session(place, arguments, writable=mode != "r")
         try:
             session.load(verify=verify, accept=recover == "accept")

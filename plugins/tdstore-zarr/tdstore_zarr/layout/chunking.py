@@ -45,7 +45,6 @@ def fit(
     options = {k: v for k, v in {**defaults, **spec.options}.items() if v is not None}
     where = path_text(path)
     layout = options.get("layout", "random")
-    check_layout(layout, where, url)
     checksum = options.get("checksum", True)
     if type(checksum) is not bool:
         raise wrong_value("checksum", checksum, "True or False", where, url)
@@ -105,7 +104,8 @@ def check_names(options: Mapping[str, Any], url: str, path: Path | None = None) 
     for name in options:
         if name not in OPTIONS:
             raise refusals.leaf_option(url, path, name, OPTIONS)
-    check_layout(options.get("layout"), "new leaves" if path is None else path_text(path), url)
+    if options.get("layout") is not None:
+        check_layout(options["layout"], "new leaves" if path is None else path_text(path), url)
 
 
 def _inner(value: Any, shape: tuple[int, ...], itemsize: int, layout: str, url: str, where: str) -> tuple[int, ...]:

@@ -15,15 +15,15 @@ from tdstore_zarr.layout.document import NAME, Document, Mark
 from tdstore_zarr.place.redo_log import LoggedEngine
 
 
-def no_group(url: str, is_there: Callable[[str], bool]) -> StoreNotFoundError:
+def no_group(url: str, is_there: Callable[[str], bool] | None) -> StoreNotFoundError:
     """Create the error for a place without a group of zarr v3, which says whether there is one of v2.
 
     Args:
         url: the place, for messages.
-        is_there: checks for an object of a name.
+        is_there: checks for an object of a name; None: nothing is looked for.
     """
     message = f"{url} holds no zarr v3 group: there is no {NAME}"
-    if not any(map(is_there, (".zgroup", ".zarray"))):
+    if is_there is None or not any(map(is_there, (".zgroup", ".zarray"))):
         return StoreNotFoundError(message, url=url)
     return StoreNotFoundError(
         f"{message} (but that of zarr v2)",

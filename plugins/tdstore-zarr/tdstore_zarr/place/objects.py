@@ -53,6 +53,8 @@ class ObjectPlace(Place):
         self._take_over = take_over
         self._single = single
         self._tag: str | None = None
+        self.explains = True
+        """Whether a missing root is explained, by two requests: which other zarr store is there."""
         self._exclusive = False
         self._token = ""
         """Of our claim; empty while we have none."""
@@ -212,7 +214,7 @@ class ObjectPlace(Place):
         try:
             blob = self.engine.get(NAME, MAX_ROOT)
         except StoreNotFoundError:
-            raise no_group(self.url, self._is_there) from None
+            raise no_group(self.url, self._is_there if self.explains else None) from None
         self._tag = blob.tag
         return bytes(blob.data)
 
