@@ -23,6 +23,7 @@ from tdstore.testing import installed
 from tdstore.testing.report import Results
 from tdstore.testing.setup import able
 
+SYNCED = "every commit waits for the disk: --crash looks at its syncs, as it does where the opener takes `durable`"
 DIRTY = "a work (save, rows, structure) that may leave a DirtyStoreError when it is killed"
 
 
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--one-process", default="", metavar="WHY", help="no other process can open the location")
     parser.add_argument("--report", action="store_true", help="print tables of what is promised and what was shown")
     parser.add_argument("--crash", action="store_true", help="kill writers, too; for stores in local files")
+    parser.add_argument("--synced", action="store_true", help=SYNCED)
     parser.add_argument("--dirty", action="append", default=[], metavar="WORK", help=DIRTY)
     parser.add_argument("-k", default="", help="only these tests, as for pytest")
     args = parser.parse_args(argv)
@@ -81,7 +83,7 @@ def check(backend: Backend, args: argparse.Namespace, options: dict[str, object]
     caps = caps_of(backend, location, suffix, options)
     job: dict[str, object] = {"location": location, "suffix": suffix, "options": options, "caps": caps}
     job |= {"opener_options": list(signature(registry().opener(backend)).parameters)}
-    job |= {"one_process": args.one_process, "crash": args.crash, "dirty": args.dirty}
+    job |= {"one_process": args.one_process, "crash": args.crash, "dirty": args.dirty, "synced": args.synced}
     job |= {"opener": backend.opener} if ":" in args.target else {"backend": backend.name}
     os.environ[installed.JOB] = json.dumps(job)
     with tempfile.TemporaryDirectory() as empty:

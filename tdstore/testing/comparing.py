@@ -231,7 +231,7 @@ def raises(
     __tracebackhide__ = True
     caught = Caught[_Error]()
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    expected = " or ".join(_error_name(one) for one in kinds)
+    expected = " or ".join(error_name(one) for one in kinds)
     where = f"{doing}: " if doing else ""
     try:
         yield caught
@@ -244,7 +244,7 @@ def raises(
     except AssertionError:
         raise
     except Exception as error:
-        raise failure(f"{where}{expected} is expected, not {_error_name(type(error))}: {error}") from error
+        raise failure(f"{where}{expected} is expected, not {error_name(type(error))}: {error}") from error
     raise failure(f"{where}{expected} is expected, and nothing was raised")
 
 
@@ -278,7 +278,8 @@ def in_time(action: Callable[[], object], doing: str, seconds: float) -> None:
         raise raised[0]
 
 
-def _error_name(kind: type[BaseException]) -> str:
+def error_name(kind: type[BaseException]) -> str:
+    """Return the name of an exception, with its module where that is neither of Python nor of tdstore."""
     return kind.__name__ if kind.__module__ in ("builtins", "tdstore.errors") else f"{kind.__module__}.{kind.__name__}"
 
 

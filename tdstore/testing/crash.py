@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import shutil
 import signal
-import subprocess
 import time
-import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path as FsPath
 from typing import Any, ClassVar
 
@@ -22,7 +18,9 @@ from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreError, Store
 from tdstore.header import Header
 from tdstore.store import Cap, Store
 from tdstore.testing.comparing import check_equal, check_header, check_leaves, check_unchanged, raises
-from tdstore.testing.processes.points import OUTSIDE, find_points, point_name, watch
+from tdstore.testing.processes.deaths import Work, deaths, die, die_at, in_child, killed_after, small_disk
+from tdstore.testing.processes.points import OUTSIDE, find_points
+from tdstore.testing.processes.syncs import find_syncs, with_failing_sync
 from tdstore.testing.processes.syscalls import (
     is_traceable,
     kill_points,
@@ -45,7 +43,7 @@ from tdstore.testing.setup import (
 from tdstore.testing.setup import save as save_leaves
 from tdstore.types import LeafSpec, Read, Write
 
-Work = Callable[[], object]
+__all__ = ["NEW", "OLD", "CrashTests", "deaths", "die", "die_at", "in_child", "killed_after", "small_disk"]
 
 OLD: Leaves = {
     ("a",): torch.arange(4000.0).view(100, 40),
@@ -54,129 +52,6 @@ OLD: Leaves = {
 }
 NEW: Leaves = {path: ~value if value.dtype == torch.bool else value + 1 for path, value in OLD.items()}
 WORKS = ("save", "rows", "structure")
-
-
-# -- children that die -----------------------------------------------------------------------
-def in_child(work: Work) -> int:
-    """Run in a forked child: 0, 1 after an exception, or minus the signal that ended it."""
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: a second one would be waited for
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def killed_after(work: Work, seconds: float) -> int:
-    """Run in a forked child that is killed by the clock.
-
-    Args:
-        work: the function to run.
-        seconds: time until it is killed.
-
-    Returns:
-        The exit code, as of `in_child`.
-    """
-    pid = os.fork()
-    if not pid:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    time.sleep(seconds)
-    os.kill(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def die(*_: object) -> None:
-    """End this process by SIGKILL: at once. What was passed to the system stays, which it does not at a power cut."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_at(points: Sequence[tuple[Any, str]], kill_at: int, found: Collection[str] = ()) -> None:
-    """Count the calls of functions from now on, and die before or after one: twice a call, at `kill_at`.
-
-    Args:
-        points: owners of functions, and their names there.
-        kill_at: the number of the step, from 1.
-        found: names of further functions, as `find_points` gives them.
-    """
-    count = 0
-
-    def step() -> None:
-        nonlocal count
-        count += 1
-        if count == kill_at:
-            die()
-
-    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any, **options: Any) -> Any:
-            step()
-            result = call(*args, **options)
-            step()
-            return result
-
-        return counted
-
-    for owner, name in points:
-        call = getattr(owner, name)
-        if point_name(call) not in found:
-            setattr(owner, name, wrap(call))
-    if found:
-        watch(lambda name: step() if name in found else None)
-
-
-def deaths(
-    begin: Work, work: Work, arm: Callable[[int], object], *, step: int = 1, least: int = 12, most: int = 3000
-) -> Iterator[bool]:
-    """Let child after child die a little later; yields after each whether it died. The last one lives.
-
-    Args:
-        begin: called here before each child: restores the old data.
-        work: the work of a child.
-        arm: called in the k-th child with k; makes it die at its k-th change of the storage.
-        step: how much later each child dies than the one before.
-        least: a shorter sweep is an error: it counts the wrong calls.
-        most: and so is a longer one.
-    """
-    for k in range(1, most, step):
-        begin()
-
-        def body(k: int = k) -> None:
-            arm(k)
-            work()
-
-        code = in_child(body)
-        assert code in (0, -signal.SIGKILL), f"the writer that was to die at change {k} ended with {code}"
-        yield code != 0
-        if not code:
-            assert k > least, f"only {k} changes were counted: the sweep does not see this storage"
-            return
-    raise AssertionError(f"the writer did not end within {most} changes")
-
-
-@contextmanager
-def small_disk(folder: FsPath, mib: int) -> Iterator[FsPath]:
-    """Mount a small disk at a new folder. Where mounting is refused the test is skipped.
-
-    Args:
-        folder: the folder.
-        mib: size of the disk in MiB.
-    """
-    folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)], capture_output=True)
-    if done.returncode:
-        pytest.skip(f"mounting a small tmpfs was refused: {done.stderr.decode().strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 # -- conditions --------------------------------------------------------------------------
@@ -205,7 +80,8 @@ class CrashTests(StoreSetup):
         torn                 works that may leave "corrupt" when killed inside of a library
         points               functions that change the storage and that tracing cannot find
         layouts, reading     options of the opener to save with (by name), and to look with after a death
-        durable              options under which commits are synced; without them `test_syncs` is skipped
+        durable              options under which commits are synced, `{}` where all are; without them the tests of
+                             syncs are skipped
         steps, least         every so-many-th change is a kill; fewer changes than `least` are an error
         random_kills, traced_kills, flips, disk_mib      how many, and how large a disk is filled
         noticed              share of flipped bits that must raise an error (0.4)
@@ -234,7 +110,8 @@ class CrashTests(StoreSetup):
     traced_kills: ClassVar[int] = 8
     """Kills at calls of the system, of each work: one of each kind at least, and so many, spread over all of them."""
     durable: ClassVar[Mapping[str, Any] | None] = None
-    """Options under which commits are synced, such as `{"durable": "commit"}`; then `test_syncs` looks."""
+    """Options under which commits are synced, such as `{"durable": "commit"}`; `{}` where all are. Then `test_syncs`
+    and `test_failing_syncs` look."""
     flips: ClassVar[int] = 4
     """Bits flipped in each file."""
     noticed: ClassVar[float] = 0.4
@@ -442,7 +319,7 @@ class CrashTests(StoreSetup):
         assert status == 0, f"the work {work!r} failed under strace"
         for number in kill_points(calls, self.traced_kills):
             put_back()
-            status, _ = traced(lambda: self.work(work, location, layout), kill_at=named_call(calls, number))
+            status, _ = traced(lambda: self.work(work, location, layout), at=named_call(calls, number))
             doing = f"killed at call {number} of {len(calls)}, {calls[number - 1].partition('(')[0].split()[-1]}"
             try:
                 found = self.outcome(location, new)
@@ -469,6 +346,37 @@ class CrashTests(StoreSetup):
         assert any("sync(" in call for call in calls), f"{work}: nothing is synced: the power may take a commit"
         faults = unsynced(calls, path.parent)
         assert not faults, f"{work}: not synced before it was published: {'; '.join(faults[:3])}"
+
+    @pytest.mark.parametrize("work", WORKS)
+    def test_failing_syncs(self, location: Location, work: str) -> None:
+        """Check that a commit with the options of `durable` is an error where the disk refuses to sync a file.
+
+        The system reports such an error once, and may have dropped the data: to ignore it, or to sync again, is to
+        promise what is not on the disk. Folders are not looked at: SQLite, for one, ignores what their syncs report.
+        """
+        if self.durable is None:
+            pytest.skip("the class names no options under which commits are synced (durable)")
+        path = local_path(location)
+        assert path is not None, f"{location} is not local: override test_failing_syncs"
+        layout = {**list(self.layouts.values())[-1], **self.durable}
+        put_back, new, _ = self.prepared(work, location, layout)
+        put_back()
+        syncs = find_syncs(lambda: self.work(work, location, layout), path.parent)
+        if not syncs and not is_traceable():
+            pytest.skip("no sync is made from Python, and strace is not installed: those of a library are not seen")
+        assert syncs, f"{work}: no file is synced: the power may take a commit"
+        allowed = self.outcomes.get(work, {"old", "new"})
+        for sync in syncs:
+            put_back()
+            error, is_own, failed = with_failing_sync(lambda: self.work(work, location, layout), sync)
+            what = f"{work}: {sync.name} number {sync.number}, of {sync.file!r}, failed with EIO"
+            if not failed:
+                continue  # threads came in another order
+            assert error, f"{what}, and no error was raised: what was committed may not be on the disk"
+            assert is_own, f"{what}: StoreIOError is expected, not {error}"
+            if work != "rows":  # of rows `close` commits those that came before the error
+                found = self.outcome(location, new)
+                assert found in allowed, f"{what}: the store is {found!r}, and `outcomes` says {sorted(allowed)}"
 
     def test_accepting_a_dirty_store_makes_it_good(self, location: Location, layout: str) -> None:
         """Check that the error names the leaf, that `recover="accept"` reads it, and clears the marker in "r+"."""

@@ -59,4 +59,6 @@ class TestInstalledCrashes(_Installed, CrashTests):
     outcomes = {work: {"old", "dirty", "new"} for work in _job.get("dirty", ())}  # noqa: RUF012
     # These options mean the same for every backend that has them.
     reading = {"verify": "full"} if "verify" in _job.get("opener_options", ()) else {}
-    durable = {"durable": "commit"} if "durable" in _job.get("opener_options", ()) else None
+    durable = (
+        {"durable": "commit"} if "durable" in _job.get("opener_options", ()) else {} if _job.get("synced") else None
+    )

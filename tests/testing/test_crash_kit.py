@@ -15,6 +15,7 @@ from tdstore.errors import StoreNotFoundError
 from tdstore.store import Cap, Store
 from tdstore.testing import CountingStore, CrashTests, crash
 from tdstore.testing.crash import in_child
+from tdstore.testing.processes import syncs
 from tdstore.testing.processes.points import find_points, point_name
 from tdstore.testing.processes.syscalls import needs_strace, traced, unsynced
 from tdstore.testing.setup import save as save_leaves
@@ -158,6 +159,29 @@ def test_no_rollback_journal(tmp_path: Path) -> None:
 def test_no_sync(tmp_path: Path, work: str) -> None:
     with pytest.raises(AssertionError, match="nothing is synced: the power may take a commit"):
         wrong_file("NoSync").test_syncs(tmp_path / "d", work)
+
+
+@pytest.mark.parametrize("name", ["IgnoresFailedSync", "SyncsAgain"])
+@pytest.mark.parametrize("traceable", [True, False])
+def test_an_error_of_a_sync_is_swallowed(
+    tmp_path: Path, name: str, traceable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if traceable:
+        needs_strace()
+    for module in (crash, syncs):
+        monkeypatch.setattr(module, "is_traceable", lambda: traceable)
+    with pytest.raises(AssertionError, match=r"fsync number \d+, of '.*d.*', failed with EIO, and no error was raised"):
+        wrong_file(name).test_failing_syncs(tmp_path / "d", "structure")
+
+
+def test_errors_of_syncs_of_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite reports them. Without strace they are not seen, which one line says."""
+    needs_strace()
+    Files().test_failing_syncs(tmp_path / "d", "structure")
+    for module in (crash, syncs):
+        monkeypatch.setattr(module, "is_traceable", lambda: False)
+    with pytest.raises(pytest.skip.Exception, match="no sync is made from Python, and strace is not installed"):
+        Files().test_failing_syncs(tmp_path / "e", "structure")
 
 
 def test_a_sync_that_comes_too_late(tmp_path: Path) -> None:

@@ -200,6 +200,33 @@ class CopiesToPublish(SqliteStore):
         return None
 
 
+class IgnoresFailedSync(SqliteStore):
+    """Syncs the file itself after each commit, and takes no notice when that fails."""
+
+    pragmas = "PRAGMA synchronous=OFF"
+
+    def _put(self, connection, leaves, header):
+        super()._put(connection, leaves, header)
+        (file,) = (row[2] for row in connection.execute("PRAGMA database_list"))
+        with open(file, "rb+") as opened, suppress(OSError):
+            os.fsync(opened.fileno())
+
+
+class SyncsAgain(SqliteStore):
+    """Tries again when a sync fails; the system has reported the error, and says now that all is well."""
+
+    pragmas = IgnoresFailedSync.pragmas
+
+    def _put(self, connection, leaves, header):
+        super()._put(connection, leaves, header)
+        (file,) = (row[2] for row in connection.execute("PRAGMA database_list"))
+        with open(file, "rb+") as opened:
+            try:
+                os.fsync(opened.fileno())
+            except OSError:
+                os.fsync(opened.fileno())
+
+
 class ClosureOpener(SqliteStore):
     """Its opener is a function inside of a function."""
 
@@ -376,4 +403,4 @@ MODES: tuple[type[SqliteStore], ...] = (
     LostUpdate, TwoCommitsInARead, RelativePath, SwallowsErrors, HeaderInLines, HalfWrite, NoTransaction,
     VerifiesFirstRows,
 )  # fmt: skip
-OPENERS = {cls.__name__: _opener(cls) for cls in (*MODES, WriteCommits, CopiesToPublish)}
+OPENERS = {cls.__name__: _opener(cls) for cls in (*MODES, WriteCommits, CopiesToPublish, IgnoresFailedSync, SyncsAgain)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -149,10 +150,11 @@ class MemmapStore(MemmapLeaves):
             before = fingerprint(self.location)
             try:
                 self._open_once()
-            except (StoreError, OSError):
+            except (StoreError, OSError) as error:
                 self._hold.reset()
                 self._leaves.clear()
-                if attempt == _ATTEMPTS - 1:
+                # A disk that fails is no other writer: a second sync would not tell what the first one lost.
+                if attempt == _ATTEMPTS - 1 or getattr(error, "errno", None) == errno.EIO:
                     raise
                 await_commit(self.location, self._options["lock_timeout"])
                 if fingerprint(self.location) == before:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path as FsPath
 
@@ -34,12 +35,15 @@ def needs_strace() -> None:
         pytest.skip("strace is not installed: what a library does between two calls of Python is not seen")
 
 
-def traced(work: Callable[[], object], *, kill_at: tuple[str, int] | None = None) -> tuple[int, list[str]]:
+def traced(
+    work: Callable[[], object], *, at: tuple[str, int] | None = None, inject: str = "signal=KILL"
+) -> tuple[int, list[str]]:
     """Run the work in a forked child under `strace`.
 
     Args:
         work: the work of the child.
-        kill_at: a call by its name, and the number of the one, from 1, at which the child is killed.
+        at: a call by its name, and the number of the one, from 1, at which something happens to the child.
+        inject: what happens to it: "signal=KILL", or "error=EIO" for a call that fails.
 
     Returns:
         The exit status of the child, or minus the signal that ended it, and the calls that it made.
@@ -55,11 +59,13 @@ def traced(work: Callable[[], object], *, kill_at: tuple[str, int] | None = None
                 os.read(reading, 1)  # until it is traced
                 work()
                 status = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(status)
         os.close(reading)
-        inject = ["-e", f"inject={kill_at[0]}:signal=KILL:when={kill_at[1]}"] if kill_at else []
-        command = ["strace", "-f", "-y", "-s", "4096", "-e", "signal=none", "-e", f"trace={CHANGES}", *inject]
+        injected = ["-e", f"inject={at[0]}:{inject}:when={at[1]}"] if at else []
+        command = ["strace", "-f", "-y", "-s", "4096", "-e", "signal=none", "-e", f"trace={CHANGES}", *injected]
         tracer = subprocess.Popen([*command, "-o", str(log), "-p", str(pid)], stderr=subprocess.PIPE, text=True)
         assert tracer.stderr is not None, "it was started with a pipe"
         first = tracer.stderr.readline()
@@ -85,12 +91,17 @@ def kill_points(calls: list[str], count: int) -> list[int]:
     changing = [number for number, line in enumerate(calls, 1) if changes_storage(line)]
     first: dict[str, int] = {}
     for number in changing:
-        first.setdefault(_NUMBERS.sub("#", calls[number - 1].partition(" ")[2].partition(", ")[0]), number)
+        first.setdefault(kind(calls[number - 1].partition(" ")[2].partition(", ")[0]), number)
     spread = [changing[i * len(changing) // count] for i in range(count)] if len(changing) > count else changing
     return sorted({*first.values(), *spread})
 
 
 _NUMBERS = re.compile(r"[0-9a-f]{4,}|\d+")
+
+
+def kind(text: str) -> str:
+    """Return a text without its numbers: temporary files and descriptors of one kind look the same."""
+    return _NUMBERS.sub("#", text)
 
 
 def changes_storage(line: str) -> bool:
@@ -114,6 +125,32 @@ def named_call(calls: list[str], number: int) -> tuple[str, int]:
 def _thread_and_name(line: str) -> tuple[str, str]:
     thread, _, rest = line.partition(" ")
     return thread, rest.lstrip().partition("(")[0]
+
+
+def synced_files(calls: list[str], folder: FsPath) -> dict[int, str]:
+    """Return the numbers of calls, from 1, that sync a file, and the name of the file; no folders.
+
+    Args:
+        calls: the calls of `traced`.
+        folder: only files below it are considered.
+    """
+    inside = f"{folder.resolve()}/"
+    changed: set[str] = set()
+    found: dict[int, str] = {}
+    for number, line in enumerate(calls, 1):
+        call = _CALL.match(line)
+        assert call, f"strace wrote a line of no call: {line}"
+        descriptor = _DESCRIPTOR.match(call[2])
+        path = descriptor[1] if descriptor else ""
+        if call[1] == "msync":
+            found[number] = "a mapped file"
+        elif call[1] in _DATA.split():
+            changed.add(path)
+        elif call[1] not in ("fsync", "fdatasync") or not path.startswith(inside):
+            continue
+        elif path in changed or os.path.isfile(path):  # not a folder
+            found[number] = path.removeprefix(inside)
+    return found
 
 
 def unsynced(calls: list[str], folder: FsPath) -> list[str]:

@@ -123,7 +123,7 @@ def test_killed_by_strace(tmp_path: FsPath, call: str, when: int, request: pytes
         call, when = [("ftruncate", 1), ("pwrite64", 1)][when - 2]
     location = tmp_path / "d"
     save(location, OLD)
-    status, _ = traced(lambda: save(location, NEW, durable="commit"), kill_at=(call, when))
+    status, _ = traced(lambda: save(location, NEW, durable="commit"), at=(call, when))
     assert status == -signal.SIGKILL
     old_or_new(location)
     save(location, OLD)

@@ -1,0 +1,142 @@
+"""Forked children that are killed in their work, and small disks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path as FsPath
+from typing import Any
+
+import pytest
+import torch
+
+from tdstore.testing.processes.points import point_name, watch
+
+Work = Callable[[], object]
+
+
+def in_child(work: Work) -> int:
+    """Run in a forked child: 0, 1 after an exception, or minus the signal that ended it."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: a second one would be waited for
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def killed_after(work: Work, seconds: float) -> int:
+    """Run in a forked child that is killed by the clock.
+
+    Args:
+        work: the function to run.
+        seconds: time until it is killed.
+
+    Returns:
+        The exit code, as of `in_child`.
+    """
+    pid = os.fork()
+    if not pid:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def die(*_: object) -> None:
+    """End this process by SIGKILL: at once. What was passed to the system stays, which it does not at a power cut."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at(points: Sequence[tuple[Any, str]], kill_at: int, found: Collection[str] = ()) -> None:
+    """Count the calls of functions from now on, and die before or after one: twice a call, at `kill_at`.
+
+    Args:
+        points: owners of functions, and their names there.
+        kill_at: the number of the step, from 1.
+        found: names of further functions, as `find_points` gives them.
+    """
+    count = 0
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+        if count == kill_at:
+            die()
+
+    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **options: Any) -> Any:
+            step()
+            result = call(*args, **options)
+            step()
+            return result
+
+        return counted
+
+    for owner, name in points:
+        call = getattr(owner, name)
+        if point_name(call) not in found:
+            setattr(owner, name, wrap(call))
+    if found:
+        watch(lambda name: step() if name in found else None)
+
+
+def deaths(
+    begin: Work, work: Work, arm: Callable[[int], object], *, step: int = 1, least: int = 12, most: int = 3000
+) -> Iterator[bool]:
+    """Let child after child die a little later; yields after each whether it died. The last one lives.
+
+    Args:
+        begin: called here before each child: restores the old data.
+        work: the work of a child.
+        arm: called in the k-th child with k; makes it die at its k-th change of the storage.
+        step: how much later each child dies than the one before.
+        least: a shorter sweep is an error: it counts the wrong calls.
+        most: and so is a longer one.
+    """
+    for k in range(1, most, step):
+        begin()
+
+        def body(k: int = k) -> None:
+            arm(k)
+            work()
+
+        code = in_child(body)
+        assert code in (0, -signal.SIGKILL), f"the writer that was to die at change {k} ended with {code}"
+        yield code != 0
+        if not code:
+            assert k > least, f"only {k} changes were counted: the sweep does not see this storage"
+            return
+    raise AssertionError(f"the writer did not end within {most} changes")
+
+
+@contextmanager
+def small_disk(folder: FsPath, mib: int) -> Iterator[FsPath]:
+    """Mount a small disk at a new folder. Where mounting is refused the test is skipped.
+
+    Args:
+        folder: the folder.
+        mib: size of the disk in MiB.
+    """
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)], capture_output=True)
+    if done.returncode:
+        pytest.skip(f"mounting a small tmpfs was refused: {done.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
