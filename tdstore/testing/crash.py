@@ -7,7 +7,8 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path as FsPath
 from typing import Any, ClassVar
 
@@ -17,8 +18,17 @@ import torch
 from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreError, StoreIOError
 from tdstore.header import Header
 from tdstore.store import Cap, Store
-from tdstore.testing.comparing import check_equal, check_header, check_leaves, check_unchanged, raises
-from tdstore.testing.processes.deaths import Work, deaths, die, die_at, in_child, killed_after, small_disk
+from tdstore.testing.comparing import check_equal, check_header, check_leaves, check_unchanged, failure, raises
+from tdstore.testing.processes.deaths import (
+    Work,
+    check_in_child,
+    deaths,
+    die,
+    die_at,
+    in_child,
+    killed_after,
+    small_disk,
+)
 from tdstore.testing.processes.points import OUTSIDE, find_points
 from tdstore.testing.processes.syncs import find_syncs, with_failing_sync
 from tdstore.testing.processes.syscalls import (
@@ -476,6 +486,93 @@ class CrashTests(StoreSetup):
         check_leaves(load(self.made, place, **self.reading), OLD, "after a save that did not fit")
         save_leaves(self.made, place, NEW)
         check_leaves(load(self.made, place, **self.reading), NEW, "after a save that fits")
+
+    def test_full_disk_in_place(self, disk: FsPath, location: Location, disk_layout: str) -> None:
+        """Check that rows and growth which find no room are errors that leave no half, also of live tensors (VIEW)."""
+        path = local_path(location)
+        assert path is not None, f"{location} is not local: override test_full_disk_in_place"
+        place, big = disk / path.name, torch.randint(0, 255, (600, 1000), dtype=torch.uint8)
+        layout = self.full_disk_layouts[disk_layout]
+        before = {**OLD, ("big",): torch.zeros_like(big)}
+        values = {("a",): NEW[("a",)], ("big",): big, ("n", "b"): NEW["n", "b"]}
+        with self.made(place, "w", **layout) as store:
+            fill(store, OLD)
+            store.create({("big",): LeafSpec(big.shape, big.dtype)})
+            store.save_header(header_for(before))
+
+        def work() -> None:
+            store = self.made(place, "r+", **layout)
+            now = {**before, ("c",): NEW[("c",)]}
+            store.write([Write(("c",), (), now[("c",)])])
+            filler = _use_up(disk)
+            try:
+                store.write([Write(path, (), value) for path, value in values.items()])
+                now |= values
+            except StoreError as error:
+                _check_either(read_all(store), before, now, f"a write of three leaves on a full disk ({error})")
+            self._grow_without_room(store, before, now)
+            with suppress(StoreError):
+                store.close()
+            filler.unlink()
+            after = load(self.made, place, **self.reading)
+            _check_either(after, before, now, "opened again after changes that found no room")
+            with self.made(place, "r+") as store:
+                store.write([Write(path, (), value) for path, value in values.items()])
+                store.save_header(header_for(before))
+            check_leaves(load(self.made, place, **self.reading), {**after, **values}, "written when there was room")
+
+        check_in_child(work, "rows and growth on a full disk")
+
+    def _grow_without_room(self, store: Store, before: Leaves, now: Leaves) -> None:
+        """Check that growth on a full disk is an error, and that `discard` brings the leaves back."""
+        for name, change in GROWTH.items():
+            if name == "resize" and Cap.RESIZE not in self.caps:
+                continue
+            with raises(StoreIOError, doing=f"{name} on a full disk") as caught:
+                change(store)
+                store.save_header(header_for(before))
+            check_equal(caught.value.errno, errno.ENOSPC, f"errno of the error of {name} on a full disk")
+            if Cap.DISCARD not in self.caps:
+                return
+            try:
+                store.discard()
+            except StoreError as error:
+                raise failure(f"discard() after {name} on a full disk, which needs room: {error}") from error
+            _check_either(read_all(store), before, now, f"after {name} on a full disk, and discard()")
+
+
+def _check_either(got: Leaves, before: Leaves, now: Leaves, what: str) -> None:
+    """Check that leaves are those of the last commit, or those that the store had before it was refused."""
+    if not same_leaves(got, before):
+        check_leaves(got, now, what)
+
+
+def _grow(store: Store) -> None:
+    store.resize({("a",): 100_000})
+    store.write([Write(("a",), (), torch.ones(100_000, 40))])
+
+
+def _create(store: Store) -> None:
+    fill(store, {("new",): torch.randint(0, 255, (4000, 1000), dtype=torch.uint8)})
+
+
+def _replace(store: Store) -> None:
+    fill(store, {("a",): torch.randint(0, 255, (4000, 1000), dtype=torch.uint8), ("c",): torch.zeros(3)})
+
+
+GROWTH: Mapping[str, Callable[[Store], object]] = {"resize": _grow, "create": _create, "replace": _replace}
+"""Changes of structure that take more room than a small disk has."""
+
+
+def _use_up(disk: FsPath) -> FsPath:
+    """Leave no room on a disk but 16 KiB, and return the file that has it."""
+    filler = disk / "filler"
+    with open(filler, "wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(1 << 14)):
+            pass
+    with open(filler, "rb+") as file:
+        file.truncate(max(0, filler.stat().st_size - (1 << 14)))
+    return filler
 
 
 def _differences(found: Leaves, expected: Leaves, name: str) -> str:

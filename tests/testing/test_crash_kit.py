@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import threading
@@ -10,11 +11,16 @@ from typing import Any
 
 import pytest
 
+from tdstore.builtin.memmap.opening import map_fd
 from tdstore.builtin.memmap.store import MemmapStore, open_memmap
+from tdstore.builtin.memmap.writing import LeafWriter
+from tdstore.dtypes import to_numpy
 from tdstore.errors import StoreNotFoundError
 from tdstore.store import Cap, Store
+from tdstore.storekit import io_errors
+from tdstore.storekit.files import write_at
 from tdstore.testing import CountingStore, CrashTests, crash
-from tdstore.testing.crash import in_child
+from tdstore.testing.crash import in_child, small_disk
 from tdstore.testing.processes import syncs
 from tdstore.testing.processes.points import find_points, point_name
 from tdstore.testing.processes.syscalls import needs_strace, traced, unsynced
@@ -233,3 +239,37 @@ def test_works_use_declared_abilities_only(tmp_path, whole):
         assert (len(store.indices) == len(crash.NEW)) == whole
         kit.structure(store)
         assert store.calls["resize"] == (0 if whole else 1)
+
+
+# -- full disks ------------------------------------------------------------------------------
+def test_a_write_through_a_mapping_that_finds_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is ended by a signal, and the kit goes on."""
+
+    def through_a_mapping(self: LeafWriter, leaf: Any, value: Any) -> None:
+        faulthandler.disable()  # nobody wants to see it
+        map_fd(self.fd(leaf), leaf.shape, leaf.dtype, shared=True).copy_(value)
+
+    monkeypatch.setattr(LeafWriter, "reserve", lambda *_: None)
+    monkeypatch.setattr(LeafWriter, "_write_whole", through_a_mapping)
+    with small_disk(tmp_path / "disk", 2) as disk:
+        with pytest.raises(AssertionError, match="ended by SIGBUS: a write through a mapping found no room"):
+            Memmap().test_full_disk_in_place(disk, tmp_path / "d", "default")
+
+
+class KeepsHalf(wrong_files.SqliteStore):
+    """Spills one value of a `write` after the other, and leaves those before a refusal."""
+
+    def write(self, writes: Any) -> None:
+        with open(f"{self.url}.spill", "wb", buffering=0) as file, io_errors(self.url, "writing"):
+            for w in writes:
+                write_at(file.fileno(), memoryview(to_numpy(w.value).tobytes()), 0)
+                super().write([w])
+
+
+def test_half_of_a_write_on_a_full_disk(tmp_path: Path) -> None:
+    class Wrong(Files):
+        open = staticmethod(lambda location, *, mode="r": wrong_files.opening(KeepsHalf, location, mode))
+
+    with small_disk(tmp_path / "disk", 2) as disk:
+        with pytest.raises(AssertionError, match="(?s)a write of three leaves on a full disk .*: leaf 'a': 4000 of"):
+            Wrong().test_full_disk_in_place(disk, tmp_path / "d", "default")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from tdstore.testing.comparing import error_name
 from tdstore.testing.processes.points import point_name, watch
 
 Work = Callable[[], object]
@@ -34,6 +36,36 @@ def in_child(work: Work) -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def check_in_child(work: Work, doing: str) -> None:
+    """Run in a forked child; its failure, or the signal that ended it, is a failure here.
+
+    Args:
+        work: the function to run; it checks by exceptions.
+        doing: what it does, for the message.
+
+    Raises:
+        AssertionError: the work raised an exception, whose text this one has, or the child was ended by a signal.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = FsPath(folder) / "error"
+
+        def body() -> None:
+            try:
+                work()
+            except BaseException as error:
+                name = "" if isinstance(error, AssertionError) else f"{error_name(type(error))}: "
+                file.write_text(f"{name}{error}")
+                raise
+
+        status = in_child(body)
+        if status < 0:
+            name = signal.Signals(-status).name
+            hint = ": a write through a mapping found no room" if name == "SIGBUS" else ""
+            raise AssertionError(f"{doing}: the process was ended by {name}{hint}")
+        if status:
+            raise AssertionError(file.read_text() if file.exists() else f"{doing}: the process ended with {status}")
 
 
 def killed_after(work: Work, seconds: float) -> int:

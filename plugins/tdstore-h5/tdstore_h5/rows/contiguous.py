@@ -168,7 +168,7 @@ class RawFile:
         """
         if spec.nbytes >= LONG and (whole := self._read_long(offset, spec, index, out, arrived)) is not None:
             return whole
-        if self._sparse and self._has_hole(offset, spec.nbytes):
+        if self._sparse and self.has_hole(offset, spec.nbytes):
             return self._read_by_call(offset, spec, index, out)
         if out is None and len(index) == 1 and isinstance(index[0], Tensor) and spec.nbytes:
             numbers, length = index[0].numpy(), spec.shape[0]  # they are in range
@@ -269,7 +269,7 @@ class RawFile:
         """
         if not leaf.plain or leaf.offset is None:
             return None
-        if self._sparse and self._has_hole(leaf.offset, leaf.spec.nbytes):
+        if self._sparse and self.has_hole(leaf.offset, leaf.spec.nbytes):
             return None
         return self._mapped(leaf.offset, leaf.spec.nbytes)
 
@@ -302,8 +302,9 @@ class RawFile:
             self._map = _map(self.fd, self.size())
         return self._map[offset : offset + size]
 
-    def _has_hole(self, offset: int, size: int) -> bool:
-        return os.lseek(self.fd, offset, os.SEEK_HOLE) < offset + size if size else False
+    def has_hole(self, offset: int, size: int) -> bool:
+        """Check whether some of these bytes are a hole of the file."""
+        return offset < self.size() and os.lseek(self.fd, offset, os.SEEK_HOLE) < offset + size if size else False
 
     def _read_by_call(self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None) -> Tensor:
         starts, size = blocks_of(spec.shape, index)

@@ -79,7 +79,10 @@ class Undo:
             allocate(self.raw.fd, start, size)
             if self.complete:
                 self._stretches.append(_Stretch(start, size, None, -1))
-        elif self.complete:
+            return
+        if self.raw.has_hole(start, size):  # beside its neighbour's bytes in one block
+            allocate(self.raw.fd, start, size)
+        if self.complete:
             self._stretches.append(self._saved(start, self.raw.bytes_at(start, size)))
 
     def _saved(self, start: int, data: Bytes) -> _Stretch:
