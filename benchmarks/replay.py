@@ -220,6 +220,10 @@ def growth(bench: Bench) -> None:
             for _ in range(50):  # priorities of their own for some rows
                 run()
             bench.micro("growth", f"{name}, {rows:,} rows", {OURS: run})
+    for name in ("random", "prioritized"):
+        took = [row.best[OURS] for row in bench.rows if row.group == "growth" and row.name.startswith(name)]
+        if len(took) > 1:
+            print(f"{name}: {took[-1] / took[0]:.2f}x from the fewest rows to the most")
 
 
 def prioritized(bench: Bench, rows: int, root: Path) -> None:

@@ -286,7 +286,7 @@ class ReplayBuffer:
         """
         with self._lock:
             self._rank_marked()
-            if isinstance(self._sampler, Sampler):
+            if self._ranks or isinstance(self._sampler, Sampler):
                 self._sampler.update_priority(index, priority, storage=self._storage)
             else:
                 self._sampler.update_priority(index, priority)

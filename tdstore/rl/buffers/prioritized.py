@@ -18,6 +18,7 @@ from tdstore.rl.storages.state import Ints, State
 _MOST = 1 << 40
 Reduction = Literal["max", "min", "median", "mean"]
 Floats = npt.NDArray[np.float64]
+_INFINITY = np.array(np.inf).view(np.uint64)[()]
 _PLAIN = (torch.float32, torch.float64)
 """Dtypes of priorities that are taken as they are."""
 
@@ -109,8 +110,9 @@ class PrioritizedSampler(Sampler):
                 f"the priorities add up to {total}: none of the rows can be chosen; "
                 "write rows through the buffer, or set priorities with update_priority"
             )
-        masses = torch.empty(batch_size, dtype=torch.float64).uniform_(0.0, total, generator=self._rng)
-        slots, weights = self._tree.draw(masses.numpy())
+        masses: Floats = torch.rand(batch_size, dtype=torch.float64, generator=self._rng).numpy()
+        masses *= total
+        slots, weights = self._tree.draw(masses)
         length = len(storage)
         if length < self.max_capacity and slots.max(initial=0) >= length:
             raise InvalidStateError(
@@ -186,7 +188,7 @@ class PrioritizedSampler(Sampler):
         slots = as_slots(index, storage)
         values, largest = ranked(priority, len(slots))  # all is looked at before anything is set
         rows = self.max_capacity if storage is None else min(self.max_capacity, len(storage))
-        if len(slots) and slots.view(np.uint64).max() >= rows:  # beyond the end, or below 0
+        if len(slots) and np.maximum.reduce(slots.view(np.uint64)) >= rows:  # beyond the end, or below 0
             named = slots != -1
             slots = slots[named]
             if len(values) == len(named):
@@ -195,7 +197,8 @@ class PrioritizedSampler(Sampler):
             self._check(slots, rows)
         if len(slots):
             self._largest = max(self._largest, largest)
-            self._tree.update(slots, self._weight(values) if len(values) > 1 else self._weight(float(values[0])))
+            weights = self._weight(values)
+            self._tree.update(slots, weights if len(weights) > 1 else float(weights[0]))
 
     def _check(self, slots: Ints, rows: int | None = None) -> None:
         limit = self.max_capacity if rows is None else rows
@@ -276,11 +279,14 @@ def ranked(priority: Any, rows: int) -> tuple[Floats, float]:
         raise InvalidArgumentError(f"there are {len(values)} priorities for {rows} rows")
     if not len(values):
         return values, 0.0
-    # The minimum and the maximum of numbers with a NaN among them are NaN.
-    largest = float(values.max())
-    if not (values.min() >= 0 and largest < math.inf):
-        wrong = int(np.flatnonzero(~((values >= 0) & (values < np.inf)))[0])
+    # As unsigned integers, the bits of finite positive numbers are in their order, and those of all others above them.
+    bits = np.maximum.reduce(values.view(np.uint64))
+    if bits < _INFINITY:
+        return values, float(bits.view(np.float64))
+    good = (values >= 0) & (values < np.inf)  # -0.0 is among the others
+    if not good.all():
+        wrong = int(np.flatnonzero(~good)[0])
         raise InvalidArgumentError(
             f"priority {values[wrong]} at position {wrong}: priorities are finite and not negative"
         )
-    return values, largest
+    return values, float(values.max())

@@ -59,7 +59,8 @@ class SegmentTree:
         """Sums of the nodes of the last level."""
         self._running = np.zeros(length + 1)
         """Sums of the nodes of the last level before each one; behind the last one infinity, which no mass reaches."""
-        self._tops, self._ends = torch.from_numpy(self._top), torch.from_numpy(self._running)[1:]
+        self._ends = self._running[1:]
+        self._cumsum = torch.from_numpy(self._top), torch.from_numpy(self._ends)
         self._total: float | None = 0.0
         """Sum of all weights; None after a change, and then the running sums are old, too."""
         self._running[-1] = np.inf
@@ -74,7 +75,8 @@ class SegmentTree:
     def total(self) -> float:
         """Sum of all weights."""
         if self._total is None:
-            torch.cumsum(self._tops, 0, out=self._ends)
+            top, ends = self._cumsum
+            torch.cumsum(top, 0, out=ends)
             self._total = float(self._running[-1])
             self._running[-1] = np.inf
         return self._total
@@ -123,7 +125,7 @@ class SegmentTree:
             self._refresh()
         if self._smallest is None:
             return
-        low = now.min()
+        low = np.minimum.reduce(now)
         if not low:
             low = np.where(now > 0, now, np.inf).min()
         if low <= self._smallest:
@@ -155,28 +157,28 @@ class SegmentTree:
         _ = self.total
         order = masses.argsort()  # so that all levels are read forward
         left = masses.take(order)
-        nodes: Ints = self._running[1:].searchsorted(left, "right")
+        nodes: Ints = self._ends.searchsorted(left, "right")
         left -= self._running.take(nodes)
         for level in reversed(self._weights):
-            # "clip": a mass of the very total leads beyond the last node.
-            rows = level.take(nodes, 0, None, "clip")
+            if level is not self._weights[-1]:
+                np.minimum(nodes, len(level) - 1, out=nodes)  # where rounding put a mass behind the last node
+            rows = level.take(nodes, 0)
             rows[:, 0] -= left  # so that the first sum above zero is that of the child
-            running = torch.from_numpy(rows).cumsum(1).numpy()
-            child = _count(running <= 0)
-            if level is self._weights[0]:
-                nodes = (nodes << _SHIFT) + child
-            else:
-                child = np.minimum(child, FAN - 1)
-                nodes = (nodes << _SHIFT) + child
-                ends = running.reshape(-1).take(child + np.arange(0, len(child) * FAN, FAN))
-                left = level.reshape(-1).take(nodes, None, None, "clip") - ends
-        found = self._flat.take(nodes, None, None, "clip")
-        # Rounding may put a mass at the very end of a node, on a slot without weight.
-        if len(nodes) and (nodes[-1] >= self.size or not found.all()):
-            empty = np.flatnonzero((found == 0) | (nodes >= self.size))
-            nodes[empty] = self._nearest(np.minimum(nodes[empty], self.size - 1))
+            torch.from_numpy(rows).cumsum_(1)
+            above = rows > 0
+            above[:, -1] = True  # where rounding put a mass beyond the node
+            child = above.argmax(1)
+            nodes <<= _SHIFT
+            nodes += child
+            if level is not self._weights[0]:
+                ends = rows.reshape(-1).take(child + np.arange(0, len(child) * FAN, FAN))
+                left = level.reshape(-1).take(nodes) - ends
+        found = self._flat.take(nodes)
+        if not np.minimum.reduce(found, initial=np.inf):  # rounding put a mass on a slot without weight
+            empty = np.flatnonzero(found == 0)
+            nodes[empty] = self._nearest(nodes[empty])
             found = self._flat.take(nodes)
-        slots, weights = np.empty_like(nodes), np.empty_like(found)
+        slots, weights = np.empty(len(nodes), np.int64), np.empty(len(nodes))
         slots[order], weights[order] = nodes, found
         return slots, weights
 
@@ -218,13 +220,6 @@ def _smallest(rows: Floats) -> Floats:
         among = rows[some]
         found[some] = np.where(among > 0, among, np.inf).min(1)
     return found
-
-
-def _count(marks: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
-    """Return how many of the 32 marks of a row are true, of rows that begin with the true ones."""
-    # As bits of one number they are a power of two less one, and the exponent of its float is how many they are.
-    bits = np.packbits(marks, bitorder="little").view("<u4")
-    return np.frexp(bits.astype(np.float64))[1]
 
 
 def _unique(nodes: Ints) -> Ints:

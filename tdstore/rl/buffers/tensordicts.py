@@ -120,7 +120,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             raise KeyNotFoundError(f"the sample has no entry {missing!r}, which tells the priorities of its rows")
         if index.ndim == 2 and self._storage.ndim == 1:
             index = index[:, 0]
-        self.update_priority(index, self._reduced(priority, len(index)))
+        self.update_priority(index, self._reduced(priority, index.shape[0]))
 
     def _finished(self, batch: Any, info: dict[Any, Any]) -> Any:
         if isinstance(batch, list):

@@ -355,7 +355,7 @@ class LazyStorage(TabularStorage):
         """Return the number of visible slots."""
         if self._table is None and self.shared_init and not self._removed:
             self._open_shared()
-        return super().__len__()
+        return TabularStorage.__len__(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state: for another process the place of the rows, for a copy the rows themselves."""

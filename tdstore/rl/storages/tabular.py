@@ -120,8 +120,10 @@ class TabularStorage(Storage):
 
     def __len__(self) -> int:
         """Return the number of visible slots."""
-        table = self._table
-        return 0 if table is None else self._state.length * table.slots_per_row
+        table, known = self._table, self._known
+        if table is None:
+            return 0
+        return (table.state if known is None else known).length * table.slots_per_row
 
     @property
     def shape(self) -> torch.Size | None:

@@ -225,7 +225,7 @@ class TensorDict(IndexedTree):
             key = key[-1] if key else key
         if type(key) is not str or node._state:
             return super().set(full, item)
-        if type(item) is Tensor and node._device is None:
+        if type(item) is Tensor and (node._device is None or (item.is_cpu and node._device == _CPU)):
             try:
                 shape, batch = item.shape, node._batch_size
             except RuntimeError:  # a nested tensor
@@ -520,6 +520,8 @@ def _take(into: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
 
 
 def _as_device(device: Any) -> torch.device:
+    if type(device) is torch.device and device == _CPU:
+        return device
     found = torch.device(device)
     if found.type == "cuda" and found.index is None:
         return torch.device("cuda", torch.cuda.current_device())
