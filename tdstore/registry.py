@@ -392,8 +392,7 @@ class Registry:
     ) -> Store:
         """Call the backend's opener, with its options checked by name.
 
-        A location that is neither text nor a path is what the store itself gave as `reopen_token`. `trust=True`
-        and `trust=False` are about values, which backends never look into; what else `trust` may be, they say.
+        `trust=True` and `trust=False` are about values, which backends never read; any other is the backend's option.
 
         Args:
             backend: the declaration.
@@ -418,7 +417,7 @@ class Registry:
         store = self._call(backend, opener, place, mode, options)
         if store.opened_as is None:  # an opener may have handed over to that of another backend
             store.opened_as = backend.name
-        for impl in self.plugins.manager.hook.tdstore_store_opened.get_hookimpls():
+        for impl in (self._plugins or self.plugins).manager.hook.tdstore_store_opened.get_hookimpls():
             try:
                 impl.function(store)
             except Exception as error:  # an onlooker must not take the store away
@@ -473,13 +472,14 @@ class Registry:
         # Only the header is wanted, and at once: whoever holds a lock there is a writer of that backend.
         known = option_names(opener) or ()
         quick = {name: value for name, value in (("lock_timeout", 0.0), ("verify", "none")) if name in known}
-        # Options of writing alone may be refused in mode "r": it is then opened without one of them, or without any.
-        fewer = [{name: options[name] for name in options if name != left_out} for left_out in options]
 
         def open_it() -> Store:
-            for asked in [options, *fewer] if options else []:
-                with suppress(OptionError):
-                    return self._call(backend, opener, place, "r", {**asked, **quick})
+            if options:
+                # Those of writing alone may be refused in mode "r": it is then opened without one, or without any.
+                fewer = [{name: options[name] for name in options if name != left_out} for left_out in options]
+                for asked in (options, *fewer):
+                    with suppress(OptionError):
+                        return self._call(backend, opener, place, "r", {**asked, **quick})
             return self._call(backend, opener, place, "r", quick)
 
         check_replaceable(backend, place, _shown(place), open_it)

@@ -54,6 +54,15 @@ MAX_TEXT = 1 << 16
 """Characters of the message of a version, or of a tag."""
 MODES: tuple[Mode, ...] = ("r", "r+", "w", "x", "a")
 
+Durable = Literal["none", "commit"]
+"""`durable=` of openers: "commit" waits for the storage before it publishes, and so survives a power cut."""
+
+Verify = Literal["none", "size", "full"]
+"""`verify=` of openers: which bytes are compared with their checksums."""
+
+Recover = Literal["accept"]
+"""`recover=` of openers: "accept" takes leaves as a killed writer left them."""
+
 
 class LeafSpec:
     """A leaf's shape and dtype, its fill value, and layout options for the backend.

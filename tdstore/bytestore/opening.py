@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from typing import get_args
 
 from tdstore.builtin.memmap.tensordict_layout import META
 from tdstore.bytestore.commit import NOTHING_THERE, Publisher, fetch_manifest, state_of
 from tdstore.bytestore.directory import DIRECTORY_HINT, read_uploaded
 from tdstore.bytestore.manifest import VERSION_ID, Document, decode_objects, is_object_layout, version_name
 from tdstore.bytestore.read import Check
-from tdstore.bytestore.store import ByteStore, Limits, Reopen, Verify
+from tdstore.bytestore.store import ByteStore, Limits, Reopen
 from tdstore.bytestore.table import Table, check_table
 from tdstore.bytestore.view import View
 from tdstore.bytestore.write import DATA
 from tdstore.engine import Blob, Engine, EngineCap, get_and_look
 from tdstore.errors import CorruptStoreError, OptionError, ReadOnlyError, StoreNotFoundError
 from tdstore.header import Header
-from tdstore.storekit import files, refusals
+from tdstore.storekit import check_choices, files, refusals
 from tdstore.storekit.documents import MAX_FILE_BYTES, NAME
 from tdstore.storekit.local_engine import LocalEngine
-from tdstore.types import MODES, Mode
+from tdstore.types import MODES, Mode, Verify
 
 KIND = "a dataset of the object layout"
 OTHER_FORMATS = ("zarr.json", ".zgroup", ".zarray", META)
@@ -213,9 +214,7 @@ def open_directory(
 
 
 def _check_options(place: str, mode: str, verify: str | None, object_bytes: int, buffer_bytes: int) -> None:
-    for name, value, allowed in (("mode", mode, MODES), ("verify", verify, (None, "full", "size", "none"))):
-        if value not in allowed:
-            raise refusals.option_value(place, name, value, allowed)
+    check_choices(place, mode=(mode, MODES), verify=(verify, (None, *get_args(Verify))))
     for name, size in (("object_bytes", object_bytes), ("buffer_bytes", buffer_bytes)):
         if size < 1:
             raise OptionError(f"{place}: {name} must be at least 1, not {size}", url=place)

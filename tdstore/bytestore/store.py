@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -47,7 +47,6 @@ from tdstore.store import Cap
 from tdstore.storekit import CheckedStore, WriterState, commit_for_readers, end_writer, refusals
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Version, Write, path_text
 
-Verify = Literal["full", "size", "none"]
 Reopen = tuple[Any, dict[str, Any]]
 P = ParamSpec("P")
 R = TypeVar("R")

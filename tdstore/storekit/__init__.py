@@ -5,7 +5,7 @@ The names in `__all__` are public; `docs/reference/storage-protocol.md` lists th
 
 from tdstore.storekit import refusals
 from tdstore.storekit.budget import allocating, check_declared
-from tdstore.storekit.checked import CheckedStore, Typed
+from tdstore.storekit.checked import CheckedStore, Typed, check_choices
 from tdstore.storekit.files import io_errors
 from tdstore.storekit.session import WriterState, WriterSteps, accept_dirty, commit_for_readers, end_writer
 
@@ -16,6 +16,7 @@ __all__ = [
     "WriterSteps",
     "accept_dirty",
     "allocating",
+    "check_choices",
     "check_declared",
     "commit_for_readers",
     "end_writer",

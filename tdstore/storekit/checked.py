@@ -42,6 +42,28 @@ R = TypeVar("R", Read, Write)
 _NO_LOCK = nullcontext()
 
 
+def check_choices(url: str, **choices: tuple[object, Iterable[object]]) -> None:
+    """Refuse an option of an opener that has another value than the few it may have.
+
+    Args:
+        url: the location.
+        **choices: by the name of an option, its value and the allowed ones.
+
+    Raises:
+        OptionError: a value is not allowed.
+
+    Example:
+        >>> check_choices("a.h5", mode=("r", ("r", "w")), verify=("all", ("none", "size", "full")))
+        Traceback (most recent call last):
+        ...
+        tdstore.errors.OptionError: a.h5: verify must be one of 'none', 'size', 'full', not 'all'
+    """
+    for name, (value, allowed) in choices.items():
+        known = list(allowed)
+        if value not in known:
+            raise refusals.option_value(url, name, value, known)
+
+
 class CheckedStore(Store, Generic[L]):
     """A store whose backend sees checked input only. Derive from it instead of from `Store`.
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path as FsPath
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
 import h5py
 import numpy as np
@@ -27,14 +27,14 @@ from tdstore.index.ranges import index_shape
 from tdstore.index.rows import gather
 from tdstore.registry import split_scheme
 from tdstore.store import Cap
-from tdstore.storekit import CheckedStore, refusals
+from tdstore.storekit import CheckedStore, check_choices, refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
 from tdstore.storekit.checked import fake_mode, fill_pattern, full
 from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.chunks import LAYOUTS
 from tdstore.storekit.files import raise_io
 from tdstore.storekit.foreign_strings import leaves_of_values
-from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
+from tdstore.types import MODES, Durable, Fault, LeafSpec, Mode, Path, Read, Recover, Verify, Write, path_text
 from tdstore_h5 import options
 from tdstore_h5.faults import h5_errors, is_memory, is_system_error
 from tdstore_h5.file import datasets
@@ -52,8 +52,6 @@ from tdstore_h5.session import Session
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Durable = Literal["none", "commit"]
-Verify = Literal["none", "size", "full"]
 
 
 def open_h5(
@@ -62,7 +60,7 @@ def open_h5(
     mode: Mode = "r",
     durable: Durable = "commit",
     verify: Verify = "size",
-    recover: Literal["accept"] | None = None,
+    recover: Recover | None = None,
     locking: bool | None = None,
     lock_timeout: float = 10.0,
     trust: Literal["h5"] | None = None,
@@ -138,16 +136,15 @@ def open_h5(
     remote = is_url(location)
     path = "" if remote else _local_path(location)
     url = str(location).partition("?")[0] if remote else f"h5://{path}"
-    for name, value, allowed in (
-        ("mode", mode, MODES),
-        ("durable", durable, ("none", "commit")),
-        ("verify", verify, ("none", "size", "full")),
-        ("recover", recover, (None, "accept")),
-        ("trust", trust, (None, "h5")),
-        ("layout", layout, (None, *LAYOUTS)),
-    ):
-        if value not in allowed:
-            raise refusals.option_value(url, name, value, allowed)
+    check_choices(
+        url,
+        mode=(mode, MODES),
+        durable=(durable, get_args(Durable)),
+        verify=(verify, get_args(Verify)),
+        recover=(recover, (None, *get_args(Recover))),
+        trust=(trust, (None, "h5")),
+        layout=(layout, (None, *LAYOUTS)),
+    )
     if remote:
         return open_remote_h5(
             str(location),

@@ -7,7 +7,7 @@ import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from threading import RLock
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -21,10 +21,10 @@ from tdstore.errors import (
 from tdstore.header import Header
 from tdstore.index.ranges import index_shape
 from tdstore.store import Cap, Store
-from tdstore.storekit import CheckedStore, end_writer, refusals
+from tdstore.storekit import CheckedStore, check_choices, end_writer, refusals
 from tdstore.storekit.budget import allocating
 from tdstore.storekit.pages import empty
-from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
+from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Recover, Verify, Write, path_text
 from tdstore.values import encode_value
 from tdstore_redis.address import parse
 from tdstore_redis.cells.layout import BLOCK, MAX_VALUE, TARGET_CELL, Array, new_array
@@ -60,8 +60,8 @@ def open_redis(
     unix_socket_path: str | None = None,
     timeout: float | None = 5.0,
     lock_timeout: float = 10.0,
-    verify: Literal["none", "size", "full"] = "size",
-    recover: Literal["accept"] | None = None,
+    verify: Verify = "size",
+    recover: Recover | None = None,
     block: int = BLOCK,
     max_bytes: int | None = None,
     ssl_ca_certs: str | None = None,
@@ -107,13 +107,9 @@ def open_redis(
     }
     address = parse(location, address_options, new=mode in ("w", "x"))
     url = address.url
-    for name, value, allowed in (
-        ("mode", mode, MODES),
-        ("verify", verify, ("none", "size", "full")),
-        ("recover", recover, (None, "accept")),
-    ):
-        if value not in allowed:
-            raise refusals.option_value(url, name, value, allowed)
+    check_choices(
+        url, mode=(mode, MODES), verify=(verify, get_args(Verify)), recover=(recover, (None, *get_args(Recover)))
+    )
     if not isinstance(block, int) or not 64 <= block <= MAX_VALUE:
         raise OptionError(f"{url}: block must be from 64 bytes to 512 MiB, not {block!r}", url=url)
     if timeout is not None and not timeout > 0:

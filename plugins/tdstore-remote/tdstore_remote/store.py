@@ -28,9 +28,9 @@ from tdstore.errors import (
 from tdstore.index.ranges import Range
 from tdstore.registry import registry, split_scheme
 from tdstore.store import Store
-from tdstore.storekit import refusals
+from tdstore.storekit import check_choices, refusals
 from tdstore.storekit.documents import NAME
-from tdstore.types import MODES, Mode
+from tdstore.types import MODES, Mode, Verify
 from tdstore_remote.engines.delegating import DelegatingEngine
 from tdstore_remote.faults import BucketNotFoundError
 from tdstore_remote.opening import LOCAL, open_engine
@@ -57,7 +57,7 @@ def open_remote(
     timeout: float | None = None,
     cache: str | None = None,
     cache_ram: int | None = None,
-    verify: Literal["full", "size", "none"] | None = None,
+    verify: Verify | None = None,
     single_writer: bool | None = None,
     **format_options: Any,
 ) -> Store:
@@ -94,9 +94,7 @@ def open_remote(
             hint="objects of fsspec, universal_pathlib and obstore are taken: (fs, path), a UPath, an S3Store",
         )
     plain = shown(location)
-    for name, value, allowed in (("mode", mode, MODES), ("format", format, FORMATS)):
-        if value not in allowed:
-            raise refusals.option_value(plain, name, value, allowed)
+    check_choices(plain, mode=(mode, MODES), format=(format, FORMATS))
     settings = {"engine": engine, "timeout": timeout, "cache": cache, "cache_ram": cache_ram}
     options = StorageOptions(storage_options or {}) | {k: v for k, v in settings.items() if v is not None}
     options = StorageOptions(options)

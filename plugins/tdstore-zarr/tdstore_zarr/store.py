@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path as FsPath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -32,11 +32,11 @@ from tdstore.lifetime import Ending
 from tdstore.registry import registry, split_scheme
 from tdstore.replacing import check_replaceable
 from tdstore.store import Cap
-from tdstore.storekit import CheckedStore, Typed, refusals
+from tdstore.storekit import CheckedStore, Typed, check_choices, refusals
 from tdstore.storekit.budget import allocating
 from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.storekit.pages import empty
-from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write
+from tdstore.types import MODES, Durable, Fault, LeafSpec, Mode, Path, Read, Recover, Verify, Write
 from tdstore_zarr import store_objects
 from tdstore_zarr.codec.buffers import LIMIT
 from tdstore_zarr.layout import chunking as layouts
@@ -56,8 +56,6 @@ LOOKS = 100
 """How often a reader looks again because a writer committed meanwhile."""
 FEW_BYTES = 1 << 20
 """Results of up to so many bytes are allocated without a look at the memory of the machine."""
-Durable = Literal["none", "commit"]
-Verify = Literal["none", "size", "full"]
 
 
 def open_zarr(
@@ -66,7 +64,7 @@ def open_zarr(
     mode: Mode = "r",
     durable: Durable = "commit",
     verify: Verify = "size",
-    recover: Literal["accept"] | None = None,
+    recover: Recover | None = None,
     trust: Literal["zarr"] | None = None,
     lock_timeout: float = 10.0,
     buffer_bytes: int = LIMIT,
@@ -125,15 +123,14 @@ def open_zarr(
         "storage_options": storage_options, **defaults,
     }  # fmt: skip
     text = "" if location is None else os.fspath(location) if isinstance(location, os.PathLike) else str(location)
-    for name, value, allowed in (
-        ("mode", mode, MODES),
-        ("durable", durable, ("none", "commit")),
-        ("verify", verify, ("none", "size", "full")),
-        ("recover", recover, (None, "accept")),
-        ("trust", trust, (None, "zarr")),
-    ):
-        if value not in allowed:
-            raise refusals.option_value(text, name, value, allowed)
+    check_choices(
+        text,
+        mode=(mode, MODES),
+        durable=(durable, get_args(Durable)),
+        verify=(verify, get_args(Verify)),
+        recover=(recover, (None, *get_args(Recover))),
+        trust=(trust, (None, "zarr")),
+    )
     for name, number in (("buffer_bytes", buffer_bytes), ("max_bytes", 0 if max_bytes is None else max_bytes)):
         if type(number) is not int or number < 0:
             raise OptionError(f"{text}: {name} must be a number of bytes, not {number!r}", url=text)
@@ -179,7 +176,7 @@ def open_on(
     location: str | None = None,
     durable: Durable = "commit",
     verify: Verify = "size",
-    recover: Literal["accept"] | None = None,
+    recover: Recover | None = None,
     trust: Literal["zarr"] | None = None,
     lock_timeout: float = 10.0,
     buffer_bytes: int = LIMIT,

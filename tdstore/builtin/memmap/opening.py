@@ -8,7 +8,6 @@ import stat
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.memmap.pack import Pack
@@ -26,9 +25,8 @@ from tdstore.header import Header, without_collection
 from tdstore.storekit import documents, files, refusals, session
 from tdstore.storekit.checksums import Sums, block_text, crc32c, sums_of_file, sums_of_part, tips_of_file
 from tdstore.storekit.session import Log
-from tdstore.types import path_text
+from tdstore.types import Verify, path_text
 
-Verify = Literal["none", "size", "full"]
 WHOLE = 64 << 10
 """Leaves of up to so many bytes are compared whole when they are opened, which is as cheap as three samples."""
 MAX_MANIFEST = documents.MAX_FILE_BYTES
@@ -99,7 +97,7 @@ def _read_tensordict(root: int, url: str) -> Contents:
 
 def check_budget(leaves: Iterable[LeafFile], max_bytes: int | None, url: str) -> None:
     """Refuse a store larger than the caller allows."""
-    total = sum(leaf.nbytes for leaf in leaves)
+    total = sum([leaf.nbytes for leaf in leaves])
     if max_bytes is not None and total > max_bytes:
         raise CorruptStoreError(
             f"{url} declares {total} bytes of data, more than max_bytes={max_bytes}",
@@ -267,7 +265,7 @@ def _open_leaf(
 
 def whole_compare_limit(leaves: Iterable[LeafFile]) -> int:
     """Return up to how many bytes leaves of a dataset are compared whole when it is opened."""
-    return OPENED if sum(leaf.nbytes for leaf in leaves) <= OPENED else WHOLE
+    return OPENED if sum([leaf.nbytes for leaf in leaves]) <= OPENED else WHOLE
 
 
 def _compare(

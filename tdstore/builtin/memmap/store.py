@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from torch import Tensor
 
@@ -19,7 +19,6 @@ from tdstore.builtin.memmap.leaves import MemmapLeaves
 from tdstore.builtin.memmap.opening import (
     Contents,
     SessionState,
-    Verify,
     await_commit,
     check_and_map,
     check_budget,
@@ -44,11 +43,10 @@ from tdstore.errors import (
 )
 from tdstore.header import Header, without_collection
 from tdstore.store import Cap
-from tdstore.storekit import documents, files, refusals, session
+from tdstore.storekit import check_choices, documents, files, refusals, session
 from tdstore.storekit.session import LOCK_TIMEOUT
-from tdstore.types import MODES, Fault, Mode, Path, path_text
+from tdstore.types import MODES, Durable, Fault, Mode, Path, Recover, Verify, path_text
 
-Durable = Literal["none", "commit"]
 _ATTEMPTS = 50
 
 
@@ -58,7 +56,7 @@ def open_memmap(
     mode: Mode = "r",
     durable: Durable = "commit",
     verify: Verify = "size",
-    recover: Literal["accept"] | None = None,
+    recover: Recover | None = None,
     max_bytes: int | None = None,
     preallocate: bool | None = None,
     pack: bool = False,
@@ -89,14 +87,13 @@ def open_memmap(
         StoreBusyError: another process holds it.
         StoreIOError: the storage failed.
     """
-    for name, value, known in (
-        ("mode", mode, MODES),
-        ("durable", durable, get_args(Durable)),
-        ("verify", verify, get_args(Verify)),
-        ("recover", recover, (None, "accept")),
-    ):
-        if value not in known:
-            raise refusals.option_value(location or "memmap", name, value, known)
+    check_choices(
+        location or "memmap",
+        mode=(mode, MODES),
+        durable=(durable, get_args(Durable)),
+        verify=(verify, get_args(Verify)),
+        recover=(recover, (None, *get_args(Recover))),
+    )
     if sys.byteorder != "little":
         raise UnsupportedError("the memmap backend needs a little-endian machine", url=location)
     options: dict[str, Any] = {

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -36,7 +36,7 @@ from tdstore.registry import split_scheme
 from tdstore.store import Cap
 from tdstore.storekit import accept_dirty, refusals
 from tdstore.storekit.files import SAFE, io_errors
-from tdstore.types import Fault, LeafSpec, Mode, Path, Write
+from tdstore.types import Fault, LeafSpec, Mode, Path, Recover, Write
 
 ANONYMOUS = "shm://"
 _Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -50,7 +50,7 @@ def open_shared(
     lock_timeout: float = 10.0,
     directory: str | None = None,
     preallocate: bool = True,
-    recover: Literal["accept"] | None = None,
+    recover: Recover | None = None,
 ) -> SharedStore:
     """Open a store in shared memory: `shm://name`, or an anonymous one without a location.
 

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from tdstore.builtin.localplace import local_place
 from tdstore.builtin.memmap.layout import LeafFile
@@ -45,13 +45,10 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.header import Header
-from tdstore.storekit import files, refusals
+from tdstore.storekit import check_choices, files, refusals
 from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.session import LOCK_TIMEOUT
-from tdstore.types import MODES, Fault, Mode, Path, path_text
-
-Verify = Literal["none", "size", "full"]
-Durable = Literal["none", "commit"]
+from tdstore.types import MODES, Durable, Fault, Mode, Path, Verify, path_text
 
 
 def open_tdz(
@@ -87,11 +84,12 @@ def open_tdz(
         StoreIOError: the storage failed.
         ConflictError: by a commit: another writer committed since this one opened the archive.
     """
-    for name, value, known in (("mode", mode, MODES), ("durable", durable, get_args(Durable))):
-        if value not in known:
-            raise refusals.option_value(location or "tdz", name, value, known)
-    if verify not in get_args(Verify):
-        raise refusals.option_value(location or "tdz", "verify", verify, get_args(Verify))
+    check_choices(
+        location or "tdz",
+        mode=(mode, MODES),
+        durable=(durable, get_args(Durable)),
+        verify=(verify, get_args(Verify)),
+    )
     if sys.byteorder != "little":
         raise UnsupportedError("the tdz backend needs a little-endian machine", url=location)
     method = method_of(compression)

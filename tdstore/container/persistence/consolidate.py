@@ -24,11 +24,11 @@ from tdstore.header import Header
 from tdstore.io.blocks import leaf_batches
 from tdstore.io.consolidated import layout
 from tdstore.io.consolidated.buffer import BufferStore, Slot, arrange
-from tdstore.io.consolidated.file import Verify, map_file, write_file
+from tdstore.io.consolidated.file import map_file, write_file
 from tdstore.io.opening import Location
 from tdstore.registry import registry
 from tdstore.storekit import files
-from tdstore.types import Path, path_text
+from tdstore.types import Path, Verify, path_text
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase

@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,9 +29,8 @@ from tdstore.storekit import files, refusals
 from tdstore.storekit.budget import check_declared, check_holes
 from tdstore.storekit.checksums import Sums, block_bytes, block_text, crc32c
 from tdstore.storekit.pages import copy_rows
-from tdstore.types import Fault, Path, path_text
+from tdstore.types import Fault, Path, Verify, path_text
 
-Verify = Literal["none", "size", "full"]
 _BUSY = 600.0
 """Time to wait for a process that renews the checksums, in seconds."""
 
