@@ -9,7 +9,8 @@ closed before the first commit        what was built is removed
 place replaced, or connection lost    nothing is committed
 rows written, the structure unchanged they are committed, under the header of the last commit
 the structure being changed           it returns to the last commit; the rows of its leaves are committed
-a commit that is refused              back to the last commit; the error is raised, and all is released
+a commit that is refused              back to the last commit; the error is raised, and all is released, or the
+                                      store stays open (tdz, whose rows are in memory: `close` can be called again)
 ===================================== ====================================================================
 
 So it is for `close`, the end of a `with` block, garbage collection and the end of the process, which all close the
@@ -40,7 +41,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from tdstore.errors import CorruptStoreError, StoreError
+from tdstore.errors import CorruptStoreError, StoreError, TDStoreError
 from tdstore.lifetime import LiveObjects
 from tdstore.storekit import files, refusals
 from tdstore.types import Path
@@ -65,7 +66,8 @@ class WriterState(NamedTuple):
     structure: bool = False
     """Whether leaves were made, removed, renamed or resized since the last commit."""
     rows: bool = False
-    """Whether rows of committed leaves were written since, or accepted as a dead writer left them."""
+    """Whether rows of committed leaves were written since, or accepted as a dead writer left them; True where only
+    `commit_rows` can tell."""
     lost: bool = False
     """Whether nothing can be committed any more: the place was replaced, or its connection lost."""
 
@@ -95,21 +97,25 @@ class WriterSteps(Protocol):
         """Release locks, descriptors, connections and memory."""
 
 
-def end_writer(steps: WriterSteps, *, keep: bool = True) -> None:
+def end_writer(
+    steps: WriterSteps, *, keep: bool = True, stay_open: type[TDStoreError] | tuple[type[TDStoreError], ...] = ()
+) -> None:
     """End a store: commit what its end keeps, remove what it does not keep, and release everything.
 
     Args:
         steps: the store.
         keep: False drops all changes, as after a failed opening.
+        stay_open: errors of the commit after which nothing is released, so that the end can be tried again.
 
     Raises:
-        TDStoreError: of `commit_rows` or another step. Everything is released all the same.
+        TDStoreError: of `commit_rows` or another step. Everything is released all the same, `stay_open` aside.
 
     Example:
         >>> from tdstore.storekit import end_writer
         >>> end_writer(session)  # doctest: +SKIP
     """
     mine = False
+    release = True
     try:
         state = steps.state()
         mine = state.writable and state.pid == os.getpid()
@@ -120,12 +126,16 @@ def end_writer(steps: WriterSteps, *, keep: bool = True) -> None:
                 with suppress(StoreError):
                     steps.take_back()
                 raise
+    except stay_open:
+        release = False
+        raise
     finally:
         try:
-            if mine:
+            if mine and release:
                 steps.remove_uncommitted()
         finally:
-            steps.release()
+            if release:
+                steps.release()
 
 
 def commit_for_readers(steps: WriterSteps) -> bool:

@@ -11,6 +11,7 @@ import secrets
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
 
 from tdstore.builtin.memmap.layout import Layout, LeafFile
 from tdstore.builtin.memmap.opening import MAX_MANIFEST, SessionState, is_untouched
@@ -19,7 +20,7 @@ from tdstore.builtin.memmap.publish import FIRST
 from tdstore.builtin.memmap.tensor import scratch_dir
 from tdstore.builtin.memmap.tensordict_layout import meta_files, stored_meta_files, write_meta_files
 from tdstore.header import Header
-from tdstore.storekit import documents, files, refusals, session
+from tdstore.storekit import WriterState, documents, end_writer, files, refusals, session
 from tdstore.storekit.checksums import sums_of_file, sums_of_part
 from tdstore.storekit.documents import LeafRecord, leaf_record
 from tdstore.storekit.publish import Site, sweep_dead
@@ -165,29 +166,76 @@ class Hold:
 
     # -- the end -------------------------------------------------------------------------
     def end(self) -> None:
-        """Seal leaves that were written in place, remove an unpublished folder, close."""
-        if self.pid != os.getpid():
-            return  # a forked child: the folder and the session are its parent's
+        """End the store by the commit policy (`storekit.session`), whose steps the next methods are."""
+        with files.io_errors(self.url, "closing"):
+            end_writer(self)
+
+    def state(self) -> WriterState:
+        own = self.session
+        # In a folder that was removed, sealed leaves would not be found.
+        lost = own is not None and (own.ended or own.detached or not os.fstat(self.root).st_nlink)
+        return WriterState(
+            pid=self.pid,
+            writable=not self.private,
+            published=own is not None,
+            structure=own is not None and any(map(attrgetter("temp"), self.files.values())),
+            rows=own is not None,
+            lost=lost,
+        )
+
+    def drop_structure(self) -> None:
+        """Remove the files of leaves that no commit names."""
+        for leaf in self.files.values():
+            if leaf.temp is not None:
+                files.unlink_if_there(leaf.temp, self.root)
+
+    def commit_rows(self) -> None:
+        """Seal leaves that were written in place, by the last session of the folder."""
+        own = self.session
+        assert own is not None
+        if any(leaf.grown for leaf in self.files.values()):
+            # Longer than in the manifest, and perhaps still mapped: truncation could end a reader of ours with SIGBUS.
+            # Left as after a crash, the next writer compares and cuts.
+            own.drop()
+            return
+        touched = {leaf.path for leaf in self.files.values() if leaf.temp is None and leaf.suspect()}
+        own.leave(None if own.escaped else touched, self._seal)
+
+    def unmark(self) -> None:
+        """Leave it: `commit_rows` ends the session, also where no row was written."""
+
+    def take_back(self) -> None:
+        """Leave it: rows are written in place, and the next writer compares them with their checksums."""
+
+    def remove_uncommitted(self) -> None:
+        """Remove a folder that was not published, and an anonymous one."""
+        if self.site is not None:
+            self.site.close()
+            self.site = None
+        elif self._scratch is not None:
+            parent, name = self._scratch
+            files.remove_tree(name, parent)
+
+    def release(self) -> None:
+        """Close descriptors, which releases locks; in a forked child those of the child."""
         try:
-            if self.private:
+            if self.private and self.pid == os.getpid():
                 self._warn_lost_writes()
+        finally:
             for leaf in self.files.values():
                 leaf.holes = None
                 if leaf.fd >= 0:
                     os.close(leaf.fd)
                     leaf.fd = -1
-            self._drop_pack()
-            with files.io_errors(self.url, "closing"):
-                if self.site is not None:
-                    self.site.close()
-                elif self._scratch is not None:
-                    parent, name = self._scratch
-                    files.remove_tree(name, parent)
-                    os.close(parent)
-                elif self.session is not None:
-                    self._leave(self.session)
-        finally:
             self.files.clear()
+            self._drop_pack()
+            if self.site is not None:
+                self.site.close(forked=True)
+            if self._scratch is not None:
+                os.close(self._scratch[0])
+                self._scratch = None
+            if self.session is not None and not self.session.ended:
+                self.session.drop()
             if self.root >= 0:
                 os.close(self.root)
                 self.root = -1
@@ -208,24 +256,6 @@ class Hold:
                 "were changed: the changes were private to this process and are lost; open it with mode='r+' to write",
                 stacklevel=2,
             )
-
-    def _leave(self, own: Session) -> None:
-        if own.ended:
-            return
-        if not os.fstat(self.root).st_nlink:
-            own.drop()  # the folder was removed: sealed data would not be found
-            return
-        if not own.detached:
-            for leaf in self.files.values():
-                if leaf.temp is not None:
-                    files.unlink_if_there(leaf.temp, self.root)
-        if any(leaf.grown for leaf in self.files.values()):
-            # Longer than in the manifest, and perhaps still mapped: truncation could end a reader of ours with SIGBUS.
-            # Left as after a crash, the next writer compares and cuts.
-            own.drop()
-            return
-        touched = {leaf.path for leaf in self.files.values() if leaf.temp is None and leaf.suspect()}
-        own.leave(None if own.escaped else touched, self._seal)
 
     def _seal(self, log: Log) -> None:
         """Update the checksums of leaves that were written; the manifest is rewritten only if one differs."""

@@ -12,7 +12,6 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from tdstore import lifetime
 from tdstore.builtin.localplace import local_place
 from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.memmap.leaves import MemmapLeaves
@@ -105,7 +104,6 @@ def open_memmap(
         "pack": pack,
         "lock_timeout": lock_timeout,
     }
-    lifetime.settle()
     store = MemmapStore(None if location is None else local_place(location, "memmap", "folder"), mode, options)
     store._start()
     return store
@@ -443,5 +441,4 @@ class MemmapStore(MemmapLeaves):
 
     def _close(self) -> None:
         self._leaves.clear()
-        with files.io_errors(self.url, "closing"):
-            self._end()
+        self._end()

@@ -45,7 +45,7 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.header import Header
-from tdstore.storekit import check_choices, files, refusals
+from tdstore.storekit import WriterState, check_choices, end_writer, files, refusals
 from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.session import LOCK_TIMEOUT
 from tdstore.types import MODES, Durable, Fault, Mode, Path, Verify, path_text
@@ -139,7 +139,7 @@ class TdzStore(TdzLeaves):
             with files.io_errors(self.url, "opening", writing=self.writable):
                 self._open_by_mode()
         except BaseException:
-            self._let_go()
+            end_writer(_Steps(self), keep=False)
             raise
 
     def _open_by_mode(self) -> None:
@@ -412,29 +412,50 @@ class TdzStore(TdzLeaves):
             CorruptStoreError: a leaf that was changed is damaged in the archive. The store stays open, too.
             ConflictError: another writer committed since. The store is closed, and its changes are lost.
         """
-        if self._closed:
-            return
-        hold = self._open
-        try:
-            if self.writable and hold.fd >= 0 and hold.pid == os.getpid():
-                self._commit_rows()
-        except (StoreIOError, CorruptStoreError):
-            raise
-        except BaseException:
-            self._let_go()
-            raise
-        self._let_go()
+        if not self._closed:
+            end_writer(_Steps(self), stay_open=(StoreIOError, CorruptStoreError))
 
-    def _let_go(self) -> None:
-        self._closed = True
-        self._entries, self._committed = {}, {}
-        self._windows.clear()
-        self._last()
 
-    def _commit_rows(self) -> None:
-        self.discard()
-        with files.io_errors(self.url, "closing"), zip_errors(self.url):
-            if (written := self._written_leaves()) and os.fstat(self._open.fd).st_nlink:
-                self._publish(self._header, written)
-            elif written and os.path.lexists(self.location):
-                self._check_current()
+class _Steps:
+    """The steps of the commit policy."""
+
+    def __init__(self, store: TdzStore) -> None:
+        self._store = store
+
+    def state(self) -> WriterState:
+        store = self._store
+        return WriterState(
+            pid=store._open.pid,
+            writable=store.writable,
+            published=store._open.fd >= 0,
+            structure=store._changed or any(leaf.building for leaf in store._entries.values()),
+            rows=any(leaf.probe is not None for leaf in store._entries.values()),
+        )
+
+    def drop_structure(self) -> None:
+        self._store.discard()
+
+    def commit_rows(self) -> None:
+        """Publish an archive with the leaves whose bytes in memory differ, unless the archive was removed."""
+        store = self._store
+        with files.io_errors(store.url, "closing"), zip_errors(store.url):
+            if (written := store._written_leaves()) and os.fstat(store._open.fd).st_nlink:
+                store._publish(store._header, written)
+            elif written and os.path.lexists(store.location):
+                store._check_current()
+
+    def unmark(self) -> None:
+        """Leave it: an archive has no mark of a writer."""
+
+    def take_back(self) -> None:
+        """Leave it: the archive is as the last commit left it, and the rows are in memory."""
+
+    def remove_uncommitted(self) -> None:
+        self._store._open.remove_unfinished()
+
+    def release(self) -> None:
+        store = self._store
+        store._closed = True
+        store._entries, store._committed = {}, {}
+        store._windows.clear()
+        store._last()

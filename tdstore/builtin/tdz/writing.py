@@ -105,11 +105,15 @@ class ArchiveFiles:
             os.close(self.new)
         self.new, self.temp = -1, None
 
-    def end(self) -> None:
-        """Release everything. In a forked child the unfinished file stays: it is its parent's."""
+    def remove_unfinished(self) -> None:
+        """Remove the unfinished file, and folders that were made for it. In a forked child they are the parent's."""
         if self.pid == os.getpid():
             self.drop_unfinished()
             files.remove_empty(self.made)
+
+    def end(self) -> None:
+        """Release everything."""
+        self.remove_unfinished()
         for fd in (self.fd, self.folder):
             if fd >= 0:
                 os.close(fd)
