@@ -2,9 +2,9 @@
 
     quick   no server, no other process, no peer, no file of a backend:  `make test-quick`, under a minute
     local   quick, and files and processes on this machine:              `make test-local`, under five minutes
-    (all)   servers and comparisons with the peer too:                   `make test`
+    (all)   servers, comparisons with the peer and sweeps too:           `make test`
 
-A test is a `server`, `peer`, `process` or `disk` test when its function, its fixtures or the helpers that they call
+A test is a `server`, `peer`, `sweep`, `process` or `disk` test when its function, its fixtures or the helpers they call
 name one: the call graph is followed through the modules of the tests and the kit. What that cannot see (a method of
 tdstore that starts processes) stands in `FOLDERS`; a test that starts a process or server beyond its tier fails there.
 """
@@ -27,13 +27,14 @@ ROOT = Path(__file__).parents[1]
 TRAITS = {
     "server": "uses a server, or a program that may not be installed",
     "peer": "compares with the tensordict package, torchrl or other libraries",
+    "sweep": "kills a process, or fails its system calls, at each of many points",
     "process": "starts other processes",
     "disk": "writes files",
     "compile": "compiles or exports a program with torch",
 }
 TIERS = {
     "quick": "no server, no process, no peer, no files; seconds each at most",
-    "local": "quick, files and processes; no server, no comparison with a peer",
+    "local": "quick, files and processes; no server, no comparison with a peer, no sweep",
 }
 SERVERS = frozenset({"redis", "s3", "rgw", "azure", "http", "pyright"})  # fixtures of conftest.py
 MODULES = {
@@ -48,7 +49,7 @@ MODULES = {
     "loky": "process",
     "ray": "process",
     "distributed": "process",
-    "tdstore.testing.crash": "process",
+    "tdstore.testing.crash": "sweep",
     "tdstore.testing.processes": "process",
 }
 NAMES = {"fork": "process", "spawn": "process", "num_workers": "process", "tmp_path": "disk"}
@@ -60,13 +61,22 @@ FOLDERS = {
     "tests/torch_integration/test_export.py": "compile",
     "tests/torch_integration/test_regions.py": "compile",
     "tests/tensorclass/test_compile.py": "compile",
+    "tests/faults/": "sweep",
+    "tests/builtin/memmap/test_faults_commit.py": "sweep",
+    "tests/builtin/memmap/test_faults_inplace.py": "sweep",
+    "tests/builtin/shared/test_shared_faults.py": "sweep",
+    "tests/rl/test_crash.py": "sweep",
+    "tests/testing/test_crash_kit.py": "sweep",
+    "plugins/tdstore-h5/tests/test_crash.py": "sweep",
+    "plugins/tdstore-h5/tests/test_kill_sweep.py": "sweep",
+    "plugins/tdstore-zarr/tests/test_crash.py": "sweep",
     "tests/parallel/test_map_stored.py": "process",
     "tests/reveal/": "process",
 }
 # What is not even imported for a tier.
 BEYOND = {
     "quick": ("plugins/", "tests/differential/", "tests/porting/", "tests/faults/", "tests/compile/"),
-    "local": ("tests/differential/", "tests/porting/"),
+    "local": ("tests/differential/", "tests/porting/", "tests/faults/"),
 }
 IMPORTS_PEER = re.compile(r"^(import|from) (tensordict|torchrl)\b", re.MULTILINE)
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}  # events that Python tells an audit hook
@@ -78,7 +88,7 @@ def add_markers(items: Iterable[pytest.Item]) -> None:
     for item in items:
         marks = traits(item)
         if item.get_closest_marker("slow") is None:
-            if not marks & {"server", "peer"}:
+            if not marks & {"server", "peer", "sweep"}:
                 marks.add("local")
                 if not marks & {"process", "disk", "compile"}:
                     marks.add("quick")
@@ -95,7 +105,7 @@ def traits(item: pytest.Item) -> set[str]:
     found |= {"disk"} if fixtures & {"tmp_path", "tmp_path_factory"} else set()
     if (parameters := getattr(item, "callspec", None)) is not None:
         for value in parameters.params.values():
-            found |= {"server"} if isinstance(value, str) and value in SERVERS else set()
+            found |= {"server"} if isinstance(value, str) and SERVERS & set(value.split()) else set()
             found |= reached(value)
     for function in functions_of(item):
         found |= reached(function)

@@ -33,7 +33,7 @@ def by_method():
     return multiprocessing.get_context("spawn").Process()
 
 
-def by_kit():
+def by_sweep():
     return crash.in_child
 
 
@@ -63,7 +63,7 @@ class Methods:
         return by_subprocess()
 
 
-@pytest.mark.parametrize("function", [by_subprocess, by_helper, by_fork, by_method, by_kit, by_inner, Methods])
+@pytest.mark.parametrize("function", [by_subprocess, by_helper, by_fork, by_method, by_inner, Methods])
 def test_a_function_that_reaches_a_process_is_seen(function):
     assert tiers.reached(function) == {"process"}
 
@@ -71,6 +71,7 @@ def test_a_function_that_reaches_a_process_is_seen(function):
 def test_peers_and_servers_are_seen():
     assert "peer" in tiers.reached(by_import)
     assert "server" in tiers.reached(by_server)
+    assert "sweep" in tiers.reached(by_sweep)
     assert tiers.reached(plain) == set()
     assert tiers.reached("a parameter") == set()
 
@@ -98,7 +99,7 @@ def test_the_tiers_hold(collected):
     quick = [t for t in collected if "quick" in t["marks"] and not tiers.is_beyond(ROOT / t["file"], "quick")]
     assert len(quick) > 3000
     assert len(collected) > 2 * len(quick)
-    for tests, without in ((collected, {"server", "peer", "slow"}), (quick, {"process", "disk", "compile"})):
+    for tests, without in ((collected, {"server", "peer", "sweep", "slow"}), (quick, {"process", "disk", "compile"})):
         wrong = [t["id"] for t in tests if without & set(t["marks"]) or tiers.SERVERS & set(t["fixtures"])]
         assert not wrong, f"tests of a tier that has no {', '.join(sorted(without))}:\n" + "\n".join(wrong)
     assert not [t["id"] for t in quick if {"tmp_path", "tmp_path_factory"} & set(t["fixtures"])]
