@@ -9,6 +9,7 @@ import tdstore
 
 from .cases import Case, Cases
 from .oracle import Side
+from .programs import check
 from .structures import t
 
 case = Cases()
@@ -209,3 +210,30 @@ def test_names_of_stored_lazy_stacks(tmp_path, suffix: str) -> None:
         assert found == [["z", None], [None], ["z", "y"], ["z"]]
     with tdstore.open(place) as td:
         assert [td.names, td["first"].names, td["second"].names] == [["z"], ["z", None], ["z", "y"]]
+
+
+MOVED = [
+    "td.unsqueeze(0)",
+    "td.unbind(0)[0]",
+    "list(td)[0]",
+    "td.split(1)[0]",
+    "td.chunk(2)[0]",
+    "td.expand(2, 3)",
+    "td.flip(0)",
+    "td.repeat(2)",
+    "td.unsqueeze(0).transpose(0, 1)",
+    "td.sum(0, keepdim=True)",
+    "td.view(3, 1)",
+    "lazy_stack(list(td))",
+]
+
+
+@pytest.mark.parametrize("call", MOVED)
+def test_further_dimensions_of_nested_tensordicts_keep_their_names(call: str) -> None:
+    check(
+        """
+nested = TensorDict({"a": torch.zeros(3, 4)}, [3, 4], names=["c", "d"])
+td = TensorDict({"n": nested}, [3], names=["c"])
+"""
+        + f"made = {call}\n(made.names, made['n'].names)"
+    )

@@ -82,7 +82,7 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
                 fn,
                 dim,
                 wide,
-                _nested_names(column if fn is torch.stack else column[:1], names, n, new),
+                nested_names(column if fn is torch.stack else column[:1], names, n, new),
                 (*path, key),
             )
         elif isinstance(value, NonTensor):
@@ -104,7 +104,7 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
                 fn,
                 dim,
                 wide,
-                _nested_names(column if fn is torch.stack else column[:1], names, n, new),
+                nested_names(column if fn is torch.stack else column[:1], names, n, new),
                 (*path, key),
             )
             data[key] = rewrap(tensorclass, made)
@@ -129,7 +129,7 @@ def _any_nested(column: Sequence[Any]) -> bool:
     return any(part.is_nested for part in column if is_batched(part))
 
 
-def _nested_names(column: Sequence[Any], names: Names, n: int, new: torch.Size) -> Names:
+def nested_names(column: Sequence[Any], names: Names, n: int, new: torch.Size) -> Names:
     """Return names for joined nested TensorDicts: the parent's, and their own for further dimensions.
 
     Args:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from tdstore import errors
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
-from tdstore.container.core.dim_names import extend_names
 from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.tensorclasses import rewrap, unwrap, unwrap_all
 from tdstore.container.entries.nested_tensors import forms, nested, padded
 from tdstore.container.entries.unbatched import is_batched
+from tdstore.container.functions.construct_and_join import nested_names
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.storage.describe import STACK_KIND
 from tdstore.container.values.linked_lists import LinkedList
@@ -266,7 +266,7 @@ class LazyTree(TensorDictBase):
                 if inner is None or -1 in inner or len(inner) < d:
                     raise errors.UnevenError(f"the TensorDicts {path_text((*path, key))} have different batch sizes")
                 wide = torch.Size((*inner[:d], len(parts), *inner[d:]))
-                made = self._dense(below, (*path, key), wide, extend_names(names, len(wide)), d)
+                made = self._dense(below, (*path, key), wide, nested_names(below, names, len(batch) - 1, batch), d)
                 data[key] = rewrap(tensorclass, made)
             else:
                 data[key] = self._stacked((*path, key) if path else key, column, d)
