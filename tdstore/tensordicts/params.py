@@ -13,6 +13,7 @@ from tdstore import pickling
 from tdstore.container.core.container import Container
 from tdstore.container.core.key_views import IsLeaf
 from tdstore.container.core.paths import is_key
+from tdstore.container.core.tensorclasses import class_of, rewrap, unwrap
 from tdstore.container.display.text import text
 from tdstore.container.methods.access import AS_SET
 from tdstore.container.values.nontensor import NonTensor
@@ -188,8 +189,9 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
                     "a lazy stack cannot be part of a TensorDictParams", hint="make it first: td.to_tensordict()"
                 )
             td = value._resident()
-            data = {key: self._own(below) for key, below in td._data.items()}
-            return self._new(data, td._batch_size, td._device, td._names)
+            bare = unwrap(td)
+            data = {key: self._own(below) for key, below in bare._data.items()}
+            return rewrap(class_of(bare), self._new(data, td._batch_size, td._device, td._names))
         return value
 
     def _assign(self, entries: Mapping[str, Any]) -> None:

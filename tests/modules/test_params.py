@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import tdstore
 from tdstore import TensorDict, TensorDictParams
 from tdstore.errors import LockedError, UnsupportedError, UntrustedDataError
 from tdstore.tensordicts import params as params_module
@@ -260,3 +261,19 @@ def test_compiled() -> None:
     two.sum().backward()
     assert p["weight"].grad.tolist() == [[1, 1], [1, 1]] and linear.weight is own
     assert target["bias"].tolist() == [0.5, 0.5]
+
+
+def test_nested_objects_of_a_class_keep_it_and_hold_parameters() -> None:
+    class Weights(tdstore.TensorClass):
+        x: torch.Tensor
+        steps: torch.Tensor
+
+    nested = Weights(torch.ones(3), torch.arange(3), batch_size=[3])
+    params = tdstore.TensorDictParams(tdstore.TensorDict({"p": nested}, [3]))
+    assert isinstance(params["p"], Weights) and isinstance(params.clone()["p"], Weights)
+    assert [name for name, _ in params.named_parameters()] == ["p.x"]
+    assert [name for name, _ in params.named_buffers()] == ["p.steps"]
+    optimizer = torch.optim.SGD(params.parameters(), lr=1.0)
+    params["p"].x.sum().backward()
+    optimizer.step()
+    assert params["p"].x.tolist() == [0, 0, 0] and type(params["p"].x) is torch.nn.Parameter
