@@ -418,7 +418,7 @@ class TensorClass(Surface, metaclass=Fields):
         Raises:
             ValueError: a key is no field. FrozenInstanceError.
         """
-        source = self._by_field(input_dict_or_td, kwargs)
+        source = self._by_field(input_dict_or_td, kwargs, bool(kwargs.get("inplace", args[1:2] and args[1])))
         if self._flags.frozen and source:
             raise refuse_frozen(self, str(next(iter(source))))
         cleared = [k for k, v in source.items() if v is None]
@@ -451,9 +451,9 @@ class TensorClass(Surface, metaclass=Fields):
             td.pop(key, source.pop(key))
         return self._wrap(td.update({k: self._as_field(k, v) for k, v in source.items()}, *args, **kwargs))
 
-    def _by_field(self, updates: Any, kwargs: dict[str, Any]) -> dict[Any, Any]:
+    def _by_field(self, updates: Any, kwargs: dict[str, Any], inplace: bool = False) -> dict[Any, Any]:
         """Return the values for fields; other keywords stay in `kwargs`."""
-        source = entries_by_key(self, updates, kwargs, UPDATING)
+        source = entries_by_key(self, updates, kwargs, UPDATING, inplace)
         if unknown := [k for k in source if entry_path(k)[0] not in self._field_names]:
             raise errors.InvalidArgumentError(
                 f"{type(self).__name__} has no field {unknown[0]!r}; its fields are {', '.join(self._plan.names)}"

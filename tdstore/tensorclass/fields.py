@@ -257,14 +257,18 @@ def unwrapped(found: Any, flags: Flags) -> Entry:
     return found.plain() if isinstance(found, NonTensor) and not flags.tensor_only else found
 
 
-def entries_by_key(obj: Any, updates: Any, kwargs: dict[str, Any], options: frozenset[str]) -> dict[Any, Any]:
+def entries_by_key(
+    obj: Any, updates: Any, kwargs: dict[str, Any], options: frozenset[str], inplace: bool
+) -> dict[Any, Any]:
     """Return the contents of an update, as a dict; batch sizes are taken over before, where that is requested.
 
     Args:
         kwargs: lose what is there for fields; the `options` of `update` stay.
     """
-    if kwargs.get("update_batch_size") and isinstance(updates, Container):
-        obj._tensordict._take_batches(updates, True, False, False, False)
+    td, wanted = obj._tensordict, bool(kwargs.get("update_batch_size"))
+    if isinstance(updates, Container) and (wanted or td.is_empty()):
+        some_keys, ignore_lock = kwargs.get("keys_to_update") is not None, bool(kwargs.get("ignore_lock"))
+        td._take_batches(updates, wanted, inplace, some_keys, ignore_lock)
     entries = {} if updates is None else dict(updates.items())
     return entries | {k: kwargs.pop(k) for k in list(kwargs) if k in obj._field_names or k not in options}
 

@@ -10,6 +10,8 @@ PLACES = {
     "h5": "td = PersistentTensorDict.from_dict(source, filename=tmp + '/f.h5')",
     "lazy": "td = lazy_stack(list(source))",
     "tensorclass": "td = Item(source['a'], source['b'], source['n'], batch_size=[4])",
+    "tensorclass over memmap": "td = Item(*source.values(), batch_size=[4]).memmap_(tmp + '/d')",
+    "rows": "td = torch.cat([source, source])[:4]",
     "params": "td = TensorDictParams(source)",
 }
 """The containers that the dangerous differences are tried on: lines that make `td` of `source`."""
@@ -66,6 +68,7 @@ BETTER: dict[tuple[str, str, int], str] = {
     ("D3", "h5", 3): "`update_` of the peer's HDF5 writes nothing",
     ("D3", "lazy", 4): "`update_at_` with keys writes nothing",
     ("D3", "tensorclass", 4): "`update_at_` with keys writes nothing",
+    ("D3", "tensorclass over memmap", 4): "`update_at_` with keys writes nothing",
     ("D3", "params", 1): "`update(inplace=True)` with keys writes nothing",
     ("D4", "lazy", 0): "`where` of a lazy stack without entries gives no entries, and no error",
     ("D5", "lazy", 2): "an AttributeError from inside",

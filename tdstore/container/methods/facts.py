@@ -154,7 +154,7 @@ class MeasureMixin(Container):
 
         None when no leaf has a gradient and there are no values.
         """
-        grads: Self | None = self._resident().apply(lambda leaf: leaf.grad, filter_empty=True)
+        grads: Self | None = self._resident().apply(_grad_of, filter_empty=True)
         return grads.lock_() if grads is not None and self.is_locked else grads
 
     def zero_grad(self, set_to_none: bool = True) -> Self:
@@ -201,15 +201,15 @@ class MeasureMixin(Container):
             >>> x.grad
             tensor([3., 3.])
         """
+        if gradient is not None and not isinstance(gradient, (Container, Mapping)):
+            raise InvalidTypeError(
+                "backward: the gradient of a TensorDict is a TensorDict with its keys, "
+                f"not a {type(gradient).__name__}"
+            )
         roots = {k: v for k, v in self._resident().items(True, True) if v.requires_grad}
         if not roots:
             raise InvalidStateError("backward: no entry of this TensorDict requires a gradient")
         if gradient is not None:
-            if not isinstance(gradient, (Container, Mapping)):
-                raise InvalidTypeError(
-                    "backward: the gradient of a TensorDict is a TensorDict with its keys, "
-                    f"not a {type(gradient).__name__}"
-                )
             nested: Any = gradient
             grads = [nested.get(key, NO_DEFAULT) for key in roots]
         elif large := next((k for k, v in roots.items() if v.numel() != 1), None):
@@ -238,3 +238,8 @@ class MeasureMixin(Container):
             if leaf.requires_grad:  # views, of a mapped file too, cannot be told to detach
                 leaf.detach_()
         return self
+
+
+def _grad_of(leaf: Tensor) -> Tensor | None:
+    """Return the gradient of a tensor; torch warns where one asks for that of a result, which keeps none."""
+    return leaf.grad if leaf.is_leaf or leaf.retains_grad else None

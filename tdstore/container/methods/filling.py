@@ -180,8 +180,13 @@ def _empty_rows(entry: Any, batch: torch.Size) -> Any:
     if isinstance(entry, NonTensorStack):
         return NonTensorStack.from_nontensordata(NonTensorData(None, batch))
     dim = entry.stack_dim
-    inner = (*batch[:dim], *batch[dim + 1 :])
+    inner = torch.Size((*batch[:dim], *batch[dim + 1 :]))
+    below = dict(_row_entries(entry._tds[0])) if entry._tds else {}
     elements = [Container._resident_class({}, inner) for _ in range(batch[dim])]
+    for path, rows in below.items():
+        wide = torch.Size((*inner, *rows.batch_size[entry.batch_dims - 1 :]))
+        for element in elements:
+            element.set(path, _empty_rows(rows, wide))
     return Container._stack_class(*elements, stack_dim=dim)
 
 

@@ -317,6 +317,9 @@ class LazyWrites(LazyTree):
             isinstance(source, LazyTree) and source._stack_dim == self._stack_dim and len(source._tds) == len(self._tds)
         )
         if options.get("update_batch_size") and isinstance(source, Container) and not separate:
+            if source.batch_size != self._batch_size and (inplace or options.get("keys_to_update") is not None):
+                how = "inplace=True" if inplace else "keys_to_update="
+                raise BatchSizeError(f"update: with {how}, the batch size stays {list(self._batch_size)}")
             self._free("change the batch size")
             options["update_batch_size"] = False
             before, self._tds = self._tds, self._resized(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -16,6 +17,7 @@ from tdstore.index.shapes import as_size
 from tdstore.index.tracing import keep_methods_out
 from tdstore.io.opening import Location
 from tdstore.pickling import rebuild
+from tdstore.registry import registry
 from tdstore.tensordicts.persistent.reading import StoredTree
 from tdstore.tensordicts.persistent.window import View, WindowTree
 from tdstore.tensordicts.persistent.writing import StoredWrites
@@ -170,7 +172,8 @@ class PersistentTensorDict(StoredWrites):
         """Copy into the memory, or to another place; with `recurse=False` give another container over this store.
 
         Args:
-            newfile: save the copy at that location, as `save` does, and return what is stored there.
+            newfile: save the copy at that location, and return what is stored there. It has the backend of this store,
+                unless the location names another.
 
         Raises:
             OptionError: `newfile` with `recurse=False`.
@@ -179,7 +182,8 @@ class PersistentTensorDict(StoredWrites):
             return super().clone(recurse)
         if not recurse:
             raise OptionError("a copy at newfile= has entries of its own: recurse=False is for the same store")
-        made: Self = unlocked(self.save(newfile))
+        named = not isinstance(newfile, (str, os.PathLike)) or registry().resolve(newfile) is not None
+        made: Self = unlocked(self.save(newfile, storage=None if named else self._handle.backend.name))
         return made
 
     @property
