@@ -6,6 +6,14 @@ from .programs import check, programs
 
 
 @programs("""
+td = TensorDict({"m": torch.tensor([[True], [False]]), "i": torch.arange(2), "f": torch.ones(2, 2, 3)}, [2])
+mask = torch.tensor([True, False])
+sides = ((td, td.empty()), (td.empty(), td))
+[[x.where(mask, y, pad=p)[k] for k in "mif"] for p in (0, 2.5, True) for x, y in sides]
+---
+td = TensorDict({"n": {"m": torch.tensor([True, False])}, "f": torch.ones(2)}, [2])
+[x.where(torch.tensor([True, False]), y, pad=1)["n", "m"] for x, y in ((td, td.select("f")), (td.select("f"), td))]
+---
 td = TensorDict({"a": torch.zeros(3)}, [3])
 td.empty().where(torch.tensor([True, False, True]), td)
 ---

@@ -101,7 +101,7 @@ class MaskingMixin(Container):
         td = self._resident()
 
         def pick(a: Any, b: Any) -> Tensor:
-            like = a if isinstance(a, Tensor) else b
+            like = a if isinstance(a, Tensor) and (a.ndim or not isinstance(b, Tensor)) else b
             if not is_batched(like):
                 unbatched: Tensor = like
                 return unbatched  # an unbatched tensor has no rows to choose
@@ -172,15 +172,20 @@ def _where_padded(td: Any, other: Any, pick: Any, pad: Any) -> Any:
     td, other = td._resident(), other._resident()
     data: dict[str, Any] = {}
     for key in dict.fromkeys([*td._data, *other._data]):
-        a, b = td._data.get(key, pad), other._data.get(key, pad)
+        a, b = td._data.get(key), other._data.get(key)
         if isinstance(a, NonTensor) or isinstance(b, NonTensor):
             data[key] = a if isinstance(a, NonTensor) else b
         elif isinstance(a, Container) and isinstance(b, Container):
             data[key] = _where_padded(a, b, pick, pad)
         elif isinstance(a, Container):
-            data[key] = a._resident().apply(lambda x: pick(x, pad))
+            data[key] = a._resident().apply(lambda x: pick(x, _number_like(pad, x)))
         elif isinstance(b, Container):
-            data[key] = b._resident().apply(lambda y: pick(pad, y))
+            data[key] = b._resident().apply(lambda y: pick(_number_like(pad, y), y))
         else:
-            data[key] = pick(a, b)
+            data[key] = pick(_number_like(pad, b) if a is None else a, _number_like(pad, a) if b is None else b)
     return td._new(data, td._batch_size, td._device, td._names)
+
+
+def _number_like(number: Any, leaf: Tensor) -> Tensor:
+    """Return what stands for a missing entry, in the dtype of the one that is there: it decides the result's."""
+    return torch.full((), number, dtype=leaf.dtype, device=leaf.device)
