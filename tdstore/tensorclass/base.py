@@ -397,11 +397,12 @@ class TensorClass(Surface, metaclass=Fields):
         """Set a field, or an entry below it.
 
         Raises:
-            AttributeError: no such field. FrozenInstanceError.
+            AttributeError: no such field; of a locked object LockedError. FrozenInstanceError.
         """
         first, *below = entry_path(key)
         if first not in self._field_names:
-            raise self._no_field(first)
+            locked = self._tensordict.is_locked and not self._flags.frozen
+            raise self._tensordict._refuse_locked(f"set {first!r}") if locked else self._no_field(first)
         if self._flags.frozen:
             raise refuse_frozen(self, first)
         if below and (inner := entry_of(self._tensordict, first)) is not None:

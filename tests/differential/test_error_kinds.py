@@ -11,7 +11,7 @@ from tdstore import TensorDict
 from tdstore.errors import BatchSizeError, NotAKeyError, OptionError
 
 from .oracle import OURS, PEER
-from .programs import check, programs
+from .programs import check, check_error, programs
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,18 @@ TensorDict({"z": NonTensorData("a", [3])}, [3, 4])["z"]
 """)
 def test_lists_have_the_dimensions_of_the_batch(source: str) -> None:
     check(source)
+
+
+@programs("""
+item.set("other", torch.zeros(2))
+---
+item.set("other", torch.zeros(2), inplace=True)
+---
+item.set("a", torch.zeros(2))
+""")
+@pytest.mark.parametrize("made", ["lock_()", "memmap_()"])
+def test_a_locked_object_says_so_whatever_is_set(source: str, made: str) -> None:
+    check_error(
+        "class Item(TensorClass):\n    a: torch.Tensor\n"
+        f"item = Item(torch.ones(2), batch_size=[2]).{made}\n{source}"
+    )
