@@ -94,6 +94,5 @@ item.set("a", torch.zeros(2))
 @pytest.mark.parametrize("made", ["lock_()", "memmap_()"])
 def test_a_locked_object_says_so_whatever_is_set(source: str, made: str) -> None:
     check_error(
-        "class Item(TensorClass):\n    a: torch.Tensor\n"
-        f"item = Item(torch.ones(2), batch_size=[2]).{made}\n{source}"
+        f"class Item(TensorClass):\n    a: torch.Tensor\nitem = Item(torch.ones(2), batch_size=[2]).{made}\n{source}"
     )

@@ -10,9 +10,10 @@ import pytest
 from tests.differential.oracle import OURS, PEER, Raised, Side, differences
 from tests.differential.programs import result
 
-from . import rows, rows_more
-from .on_containers import BETTER, OURS_ALONE, PLACES, ROWS, START, UNCONCERNED
+from . import on_containers, on_containers_more, rows, rows_more
+from .on_containers import BETTER, OURS_ALONE, PLACES, START, UNCONCERNED
 
+ROWS = on_containers.ROWS | on_containers_more.ROWS
 FREE = ("h5", "zarr", "lazy stack", "params", "window", "class")
 """Where ours may do what its TensorDict in memory does if the peer refuses; elsewhere a refusal may be a lock."""
 PROGRAMS = [(row, i, part.strip()) for row, text in ROWS.items() for i, part in enumerate(text.split("\n---\n"))]

@@ -41,14 +41,15 @@ def names_below(names: Names, own: Names, ndim: int) -> Names:
     return names + own[len(names) :] if own is not None else extend_names(names, ndim)
 
 
-def names_moved(names: Names, own: Names, ndim: int, new: int) -> Names:
+def names_moved(names: Names, td: Any, ndim: int, new: int) -> Names:
     """Return names for a nested TensorDict after the first `ndim` dimensions of its batch were moved.
 
     Args:
         names: of the parent, after the move.
-        own: of the nested TensorDict before it; those of its further dimensions stay.
+        td: the nested TensorDict before it, whose further dimensions keep their names; None to leave them without.
         new: number of dimensions of its batch after the move.
     """
+    own: Names = None if td is None else td._dim_names()
     return extend_names(names, new) if names is None or own is None else names + own[ndim:]
 
 

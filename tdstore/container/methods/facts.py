@@ -203,8 +203,7 @@ class MeasureMixin(Container):
         """
         if gradient is not None and not isinstance(gradient, (Container, Mapping)):
             raise InvalidTypeError(
-                "backward: the gradient of a TensorDict is a TensorDict with its keys, "
-                f"not a {type(gradient).__name__}"
+                f"backward: the gradient of a TensorDict is a TensorDict with its keys, not a {type(gradient).__name__}"
             )
         roots = {k: v for k, v in self._resident().items(True, True) if v.requires_grad}
         if not roots:

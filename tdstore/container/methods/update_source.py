@@ -14,6 +14,13 @@ from tdstore.container.values.nontensor import NonTensor
 from tdstore.types import Path
 
 
+def check_may_resize(td: Any, inplace: bool, some_keys: bool) -> None:
+    """Raise a BatchSizeError for an update that cannot take over another batch size."""
+    if inplace or some_keys:
+        how = "inplace=True" if inplace else "keys_to_update="
+        raise errors.BatchSizeError(f"update: with {how}, the batch size stays {list(td.batch_size)}")
+
+
 def unequal_batches(mine: Any, theirs: Any) -> list[tuple[Any, Any]]:
     """List containers of two trees side by side, where their batch sizes differ in a dimension that both have."""
     mine, theirs = unwrap(mine), unwrap(theirs)

@@ -19,6 +19,7 @@ from tdstore.container.functions.uneven_stacks import differs, merged
 from tdstore.container.methods.update_source import (
     as_key_list,
     by_first_key,
+    check_may_resize,
     flat_pairs,
     pick,
     source_of,
@@ -345,9 +346,8 @@ class WritingMixin(Container):
                 f"update: a TensorDict of batch size {list(source.batch_size)} for one of {list(self.batch_size)}",
                 hint="pass update_batch_size=True to adopt the batch size of the source",
             )
-        if pairs and (inplace or some_keys):
-            how = "inplace=True" if inplace else "keys_to_update="
-            raise errors.BatchSizeError(f"update: with {how}, the batch size stays {list(self.batch_size)}")
+        if pairs:
+            check_may_resize(self, inplace, some_keys)
         for mine, theirs in pairs:
             if mine.is_locked and not ignore_lock:
                 raise mine._refuse_locked("update the batch size")

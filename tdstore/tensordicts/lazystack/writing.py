@@ -17,7 +17,7 @@ from tdstore.container.core.locks import LOCKED, READONLY, THROUGH
 from tdstore.container.core.paths import entry_path
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.methods.access import NO_DEFAULT
-from tdstore.container.methods.update_source import pairs_of, source_of
+from tdstore.container.methods.update_source import check_may_resize, pairs_of, source_of
 from tdstore.container.storage.change_plan import Changes, together
 from tdstore.container.storage.growth import Growth, check_owner, step_of
 from tdstore.container.storage.open_and_save import over
@@ -317,14 +317,12 @@ class LazyWrites(LazyTree):
             isinstance(source, LazyTree) and source._stack_dim == self._stack_dim and len(source._tds) == len(self._tds)
         )
         if options.get("update_batch_size") and isinstance(source, Container) and not separate:
-            if source.batch_size != self._batch_size and (inplace or options.get("keys_to_update") is not None):
-                how = "inplace=True" if inplace else "keys_to_update="
-                raise BatchSizeError(f"update: with {how}, the batch size stays {list(self._batch_size)}")
+            if source.batch_size != self._batch_size:
+                check_may_resize(self, inplace, options.get("keys_to_update") is not None)
             self._free("change the batch size")
-            options["update_batch_size"] = False
             before, self._tds = self._tds, self._resized(source)
             try:
-                return super().update(source, clone, inplace, **options)
+                return super().update(source, clone, inplace, **{**options, "update_batch_size": False})
             except BaseException:
                 self._tds = before
                 raise
@@ -348,9 +346,8 @@ class LazyWrites(LazyTree):
             raise BatchSizeError(
                 f"a lazy stack along dimension {self._stack_dim} cannot have the batch size {list(source.batch_size)}"
             )
-        count = source.batch_size[self._stack_dim]
         more = source.unbind(self._stack_dim)[len(self._tds) :]
-        return [*self._tds[:count], *(td.empty() for td in more)]
+        return [*self._tds[: source.batch_size[self._stack_dim]], *(td.empty() for td in more)]
 
     def _plan_in_place(self, changes: Any, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> None:
         if source is self and at is None:

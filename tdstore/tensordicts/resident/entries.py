@@ -291,8 +291,7 @@ class ResidentTree(TensorDictBase):
             else:
                 below = self._fitting(value).batch_size
                 wide = new if len(below) == n else torch.Size((*new, *below[n:]))
-                deeper = names_moved(names, value._dim_names(), n, len(wide))
-                data[key] = value._walkable()._move_tree(fn, wide, deeper, len(below))
+                data[key] = value._walkable()._move_tree(fn, wide, names_moved(names, value, n, len(wide)), len(below))
         return self._new(data, new, self._device, names)
 
     def _fan_out(
@@ -330,7 +329,7 @@ class ResidentTree(TensorDictBase):
             else:
                 more = self._fitting(value).batch_size[len(self._batch_size) :]
                 wide = [torch.Size((*b, *more)) for b in batch_sizes] if more else batch_sizes
-                deeper = names_moved(names, value._dim_names(), len(self._batch_size), len(wide[0])) if wide else None
+                deeper = names_moved(names, value, len(self._batch_size), len(wide[0])) if wide else None
                 columns.append(value._walkable()._fan_tree(fn, wide, deeper))
         keys = tuple(self._data)
         state, device, new = self._state & READONLY, self._device, self._new
@@ -516,8 +515,7 @@ class ResidentTree(TensorDictBase):
             if not over.features:
                 return value._reduced(kind, over, keepdim, batch, deeper)
             n = len(value._batch_size)  # the features below are those right of its own batch
-            own = names_moved(names, value._dim_names(), len(self._batch_size), n)
-            return value._reduced(kind, Over(None, True, n), keepdim, value._batch_size, own)
+            return value._reduced(kind, Over(None, True, n), keepdim, value._batch_size, extend_names(names, n))
 
         return self._over_leaves_of(lambda leaf: kind.whole(*over.of(leaf), keepdim), over, batch_size, names, stack)
 
@@ -551,10 +549,8 @@ class ResidentTree(TensorDictBase):
                 data[key] = fn(value)
             elif isinstance(value, Container):
                 further = value._batch_size[len(self._batch_size) :]
-                wide, own = batch_size, None
-                if over.dims is not None:
-                    wide, own = torch.Size((*batch_size, *further)), value._dim_names()
-                deeper = names_moved(names, own, len(self._batch_size), len(wide))
+                wide = batch_size if over.dims is None else torch.Size((*batch_size, *further))
+                deeper = names_moved(names, value if over.dims else None, len(self._batch_size), len(wide))
                 if stack is not None and isinstance(value, self._stack_class):
                     data[key] = stack(value, wide, deeper)
                 elif stack is not None and over.features and further:
