@@ -9,6 +9,7 @@ has others of the same names.
 
 from tdstore.rl.agents import Step, Trajectory
 from tdstore.rl.buffers import (
+    ConsumingSampler,
     ImmutableDatasetWriter,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
@@ -51,6 +52,7 @@ from tdstore.rl.transitions import (
 from tdstore.rl.trees import MCTSForest, PUCTScore, Tree, UCBScore
 
 __all__ = [
+    "ConsumingSampler",
     "IFEvalScoreData",
     "ImmutableDatasetWriter",
     "LazyMemmapStorage",

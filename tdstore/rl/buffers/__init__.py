@@ -2,7 +2,7 @@
 
 from tdstore.rl.buffers.buffer import ReplayBuffer
 from tdstore.rl.buffers.prioritized import PrioritizedSampler
-from tdstore.rl.buffers.samplers import RandomSampler, Sampler, SamplerWithoutReplacement
+from tdstore.rl.buffers.samplers import ConsumingSampler, RandomSampler, Sampler, SamplerWithoutReplacement
 from tdstore.rl.buffers.segment_tree import SegmentTree
 from tdstore.rl.buffers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
 from tdstore.rl.buffers.tensordicts import (
@@ -19,6 +19,7 @@ from tdstore.rl.buffers.writers import (
 )
 
 __all__ = [
+    "ConsumingSampler",
     "ImmutableDatasetWriter",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path as FilePath
 from typing import Any
 
 import torch
@@ -15,34 +13,41 @@ from torch import Tensor
 
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError
 from tdstore.rl.buffers import dimensions
-from tdstore.rl.buffers.checkpoints import dump_parts, load_parts, load_states
+from tdstore.rl.buffers.checkpoints import Resumable
 from tdstore.rl.buffers.parts import (
     asked_size,
     call_transform,
     check_generator,
     check_size,
     check_transform,
+    checkpointer_of,
     collated,
+    consuming,
     inverted,
     is_key,
     is_sampler,
     is_storage,
     is_writer,
     made_part,
-    mark_truncated,
+    mark_pieces,
+    refuse,
     storage_for,
+    transforms_of,
     written_rows,
 )
 from tdstore.rl.buffers.prioritized import PrioritizedSampler
-from tdstore.rl.buffers.samplers import RandomSampler, Sampler, as_index, as_slots
+from tdstore.rl.buffers.samplers import ConsumingSampler, RandomSampler, Sampler, as_index, as_slots
 from tdstore.rl.buffers.slices import SliceSampler
 from tdstore.rl.buffers.writers import RoundRobinWriter, Writer
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.lists import ListStorage
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
 
+_DELAYED = threading.RLock()
+"""Held while the parts of a buffer are made at its first use."""
 
-class ReplayBuffer:
+
+class ReplayBuffer(Resumable):
     """Rows that are written one way and sampled another.
 
     One lock guards rows, writer and sampler, so threads may extend and sample at the same time.
@@ -56,14 +61,21 @@ class ReplayBuffer:
         prefetch: number of batches prepared in threads ahead of `sample()`; they lack what is written later.
         transform: called with each batch; gives what `sample` returns. torchrl's transforms are called with its
             TensorDicts.
+        transform_factory: makes the transform instead.
         batch_size: of `sample()` without one, and of iteration.
         dim_extend: dimension of data that is along the rows; the last one of the storage's `ndim` by default, as time
             is in what a collector gives. Rows by index have the dimensions of the data, samples those of a row.
+        checkpointer: writes and reads the rows of checkpoints, by `dumps(storage, path)` and `loads(storage, path)`; or
+            a function that makes one. Default: the storage itself.
         generator: draws all random numbers.
+        consume_after_n_samples: sample each row so many times, as `ConsumingSampler` does.
+        delayed_init: make the parts at the first use of the buffer, in the process that uses it. Default: if there is a
+            `transform_factory`.
         shared, compilable: no effect; accepted for callers of torchrl.
+        **unsupported: other arguments of torchrl's buffers; each but its default is refused.
 
     Raises:
-        ValueError: an argument is out of its range. TypeError: an argument is no such part.
+        ValueError: an argument is out of its range. TypeError: an argument is no such part, or is not supported.
 
     Example:
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
@@ -83,15 +95,27 @@ class ReplayBuffer:
         pin_memory: bool = False,
         prefetch: int | None = None,
         transform: Any = None,
+        transform_factory: Callable[[], Any] | None = None,
         batch_size: int | None = None,
         dim_extend: int | None = None,
+        checkpointer: Any = None,
         generator: torch.Generator | None = None,
+        consume_after_n_samples: int | None = None,
         shared: bool = False,
         compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        **unsupported: Any,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "unsupported")}
+        refuse(type(self).__name__, unsupported)
+        if delayed_init or (delayed_init is None and transform_factory is not None):
+            self._delayed = {**given, "delayed_init": False}
+            return
         self._lock = threading.RLock()
         self._storage: Any = made_part("storage", storage, lambda: ListStorage(1000), is_storage)
-        self._sampler: Any = made_part("sampler", sampler, RandomSampler, is_sampler)
+        sampler = made_part("sampler", sampler, RandomSampler, is_sampler)
+        self._sampler: Any = consuming(sampler, consume_after_n_samples, prefetch)
+        self._checkpointer = checkpointer_of(checkpointer)
         self._writer: Any = made_part("writer", writer, self._default_writer, is_writer)
         if batch_size is not None:
             check_size(batch_size)
@@ -105,7 +129,7 @@ class ReplayBuffer:
         self._batch_size, self._dim_extend = batch_size, dim_extend
         self.shared = shared
         self._transforms: list[tuple[Any, bool]] = []
-        if transform is not None:
+        if (transform := transforms_of(transform, transform_factory)) is not None:
             self.append_transform(transform)
         self._pool: ThreadPoolExecutor | None = None
         self._pending: deque[Future[Any]] = deque()
@@ -126,6 +150,18 @@ class ReplayBuffer:
                 self._writer.empty()
         if isinstance(self._sampler, PrioritizedSampler) and len(self._storage):
             self._sampler.extend(torch.arange(len(self._storage)), storage=storage_for(self._sampler, self._storage))
+
+    def __getattr__(self, name: str) -> Any:
+        """Make the parts, where that was delayed: called for attributes that are not there."""
+        with _DELAYED:
+            given = self.__dict__.pop("_delayed", None)
+            if given is not None:
+                try:
+                    ReplayBuffer.__init__(self, **given)
+                except BaseException:
+                    self.__dict__["_delayed"] = given
+                    raise
+        return object.__getattribute__(self, name)
 
     _default_writer: Callable[[], Writer] = RoundRobinWriter
 
@@ -364,7 +400,7 @@ class ReplayBuffer:
         elif isinstance(batch, list):
             batch = collated(batch)
         if self._slices and is_collection(batch):
-            mark_truncated(batch, self._sampler, info)
+            mark_pieces(batch, self._sampler, info)
         batch = self._transformed(batch)
         if self._pin and hasattr(batch, "pin_memory"):
             batch = batch.pin_memory()
@@ -444,7 +480,9 @@ class ReplayBuffer:
 
     # -- rows by index -----------------------------------------------------------------------
     def __len__(self) -> int:
-        """Return the number of rows."""
+        """Return the number of rows; of a `ConsumingSampler`, those that are left to sample."""
+        if isinstance(self._sampler, ConsumingSampler):
+            return len(self._sampler.left(self._storage))
         return len(self._storage)
 
     def __getitem__(self, index: Any) -> Any:
@@ -489,82 +527,6 @@ class ReplayBuffer:
             "prefetch_queue_size": len(self._pending), "initialized": self.initialized,
         }  # fmt: skip
 
-    # -- checkpoints -------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        """Return rows, positions and random numbers, as plain data and tensors."""
-        with self._lock:
-            self._rank_marked()
-            return {
-                "_storage": self._storage.state_dict(), "_sampler": self._sampler.state_dict(),
-                "_writer": self._writer.state_dict(), "_batch_size": self._batch_size,
-                "_rng": None if self._generator is None else self._generator.get_state(),
-            }  # fmt: skip
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a state dict; nothing of it is aliased. After an error nothing is changed.
-
-        Raises:
-            KeyError: an entry is missing, or is of another kind.
-        """
-        with self._lock:
-            load_states({"_writer": self._writer, "_sampler": self._sampler, "_storage": self._storage}, state_dict)
-            self._clear_prefetched()
-            self._marked.clear()
-            self._batch_size = state_dict.get("_batch_size", self._batch_size)
-            if state_dict.get("_rng") is not None:
-                self._restore_rng(state_dict["_rng"])
-
-    def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint into a folder: `storage/`, `sampler/`, `writer/`, and what is prefetched.
-
-        A storage whose rows lie in `storage/` already only commits them.
-        """
-        with self._lock:
-            self._rank_marked()
-            parts = {"storage": self._storage, "sampler": self._sampler, "writer": self._writer}
-            about = {"batch_size": self._batch_size}
-            dump_parts(FilePath(path), parts, self._generator, list(self._pending), about)
-
-    def loads(self, path: str | os.PathLike[str]) -> None:
-        """Go on where a checkpoint was written: rows, cursor, sampling position, random numbers.
-
-        Raises:
-            FileNotFoundError: the folder has no checkpoint of a replay buffer.
-        """
-        with self._lock:
-            parts = {"storage": self._storage, "writer": self._writer, "sampler": self._sampler}
-            about, rng, pending = load_parts(FilePath(path), parts)
-            self._clear_prefetched()
-            self._marked.clear()
-            self._batch_size = about["batch_size"]
-            if rng is not None:
-                self._restore_rng(rng)
-            self._pending.extend(pending)
-
-    def _restore_rng(self, state: Tensor) -> None:
-        if self._generator is None:
-            self.set_rng(torch.Generator())
-        assert self._generator is not None
-        self._generator.set_state(torch.as_tensor(state, dtype=torch.uint8).cpu().contiguous())
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Save as `dumps(path)`."""
-        self.dumps(path)
-
-    dump = save
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Load as `loads(path)`."""
-        self.loads(path)
-
-    def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Call `storage.register_save_hook(hook)`."""
-        self._storage.register_save_hook(hook)
-
-    def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Call `storage.register_load_hook(hook)`."""
-        self._storage.register_load_hook(hook)
-
     # -- the end -----------------------------------------------------------------------------
     def flush(self) -> None:
         """Commit the rows, where they outlive this process."""
@@ -590,6 +552,8 @@ class ReplayBuffer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Listen to the storage again."""
         self.__dict__.update(state)
+        if "_delayed" in state:
+            return
         self._lock, self._pool, self._pending = threading.RLock(), None, deque()
         self._marked, self._writing = deque(), 0
         self._writer.register_storage(storage_for(self._writer, self._storage))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path as FilePath
 from typing import Any
 
+import torch
 from torch import Generator, Tensor
 
 import tdstore
@@ -152,3 +156,123 @@ def load_states(parts: Mapping[str, Any], state_dict: Any) -> None:
 def _copy_of(folder: FilePath) -> Any:
     with tdstore.open(folder) as found:
         return found.clone()
+
+
+class Checkpointed:
+    """A storage whose checkpoints another object writes and reads: one with `dumps(storage, path)` and `loads`."""
+
+    def __init__(self, storage: Any, checkpointer: Any) -> None:
+        self.storage, self.checkpointer = storage, checkpointer
+
+    def dumps(self, path: Any) -> None:
+        """Write the rows to a folder."""
+        self.checkpointer.dumps(self.storage, path)
+
+    def loads(self, path: Any) -> None:
+        """Read the rows of a folder."""
+        self.checkpointer.loads(self.storage, path)
+
+
+class Resumable(ABC):
+    """A buffer that can be saved and resumed, with its random numbers, and what is prefetched."""
+
+    _lock: threading.RLock
+    _storage: Any
+    _sampler: Any
+    _writer: Any
+    _checkpointer: Any
+    _generator: Generator | None
+    _batch_size: int | None
+    _pending: deque[Future[Any]]
+    _marked: deque[Any]
+
+    @abstractmethod
+    def set_rng(self, generator: Generator | None) -> None:
+        """Set the generator of all random numbers."""
+
+    @abstractmethod
+    def _rank_marked(self) -> None:
+        """Set the priorities of rows that others wrote."""
+
+    @abstractmethod
+    def _clear_prefetched(self) -> None:
+        """Drop what is prefetched."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return rows, positions and random numbers, as plain data and tensors."""
+        with self._lock:
+            self._rank_marked()
+            return {
+                "_storage": self._storage.state_dict(), "_sampler": self._sampler.state_dict(),
+                "_writer": self._writer.state_dict(), "_batch_size": self._batch_size,
+                "_rng": None if self._generator is None else self._generator.get_state(),
+            }  # fmt: skip
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from a state dict; nothing of it is aliased. After an error nothing is changed.
+
+        Raises:
+            KeyError: an entry is missing, or is of another kind.
+        """
+        with self._lock:
+            load_states({"_writer": self._writer, "_sampler": self._sampler, "_storage": self._storage}, state_dict)
+            self._clear_prefetched()
+            self._marked.clear()
+            self._batch_size = state_dict.get("_batch_size", self._batch_size)
+            if state_dict.get("_rng") is not None:
+                self._restore_rng(state_dict["_rng"])
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint into a folder: `storage/`, `sampler/`, `writer/`, and what is prefetched.
+
+        A storage whose rows lie in `storage/` already only commits them.
+        """
+        with self._lock:
+            self._rank_marked()
+            parts = {"storage": self._rows_of_checkpoints, "sampler": self._sampler, "writer": self._writer}
+            about = {"batch_size": self._batch_size}
+            dump_parts(FilePath(path), parts, self._generator, list(self._pending), about)
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Go on where a checkpoint was written: rows, cursor, sampling position, random numbers.
+
+        Raises:
+            FileNotFoundError: the folder has no checkpoint of a replay buffer.
+        """
+        with self._lock:
+            parts = {"storage": self._rows_of_checkpoints, "writer": self._writer, "sampler": self._sampler}
+            about, rng, pending = load_parts(FilePath(path), parts)
+            self._clear_prefetched()
+            self._marked.clear()
+            self._batch_size = about["batch_size"]
+            if rng is not None:
+                self._restore_rng(rng)
+            self._pending.extend(pending)
+
+    @property
+    def _rows_of_checkpoints(self) -> Any:
+        return self._storage if self._checkpointer is None else Checkpointed(self._storage, self._checkpointer)
+
+    def _restore_rng(self, state: Tensor) -> None:
+        if self._generator is None:
+            self.set_rng(Generator())
+        assert self._generator is not None
+        self._generator.set_state(torch.as_tensor(state, dtype=torch.uint8).cpu().contiguous())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save as `dumps(path)`."""
+        self.dumps(path)
+
+    dump = save
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Load as `loads(path)`."""
+        self.loads(path)
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Call `storage.register_save_hook(hook)`."""
+        self._storage.register_save_hook(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Call `storage.register_load_hook(hook)`."""
+        self._storage.register_load_hook(hook)

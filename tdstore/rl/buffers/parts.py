@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -13,8 +13,8 @@ from torch import Tensor
 import tdstore
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, TDStoreError
 from tdstore.interop import from_tensordict, to_tensordict
-from tdstore.rl.buffers.samplers import Sampler
-from tdstore.rl.buffers.slices import SliceSampler
+from tdstore.rl.buffers.samplers import ConsumingSampler, RandomSampler, Sampler
+from tdstore.rl.buffers.slices import MASK, SliceSampler
 from tdstore.rl.buffers.writers import Writer
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.structure import is_container, is_foreign
@@ -73,6 +73,84 @@ def made_part(name: str, part: Any, default: Callable[[], Any], fits: Callable[[
     raise InvalidTypeError(
         f"{name}= is a {name}, or a function without arguments that makes one, not {type(part).__name__}"
     )
+
+
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "sample_unit": ((None,), "use SliceSampler for pieces of trajectories"),
+    "sampler_device": ((None, "cpu"), "samplers work on the CPU"),
+    "sync": ((True, False), ""),
+    "service_backend": ((None, "direct"), "share the rows by a storage that several processes open, as LazyStorage"),
+    "service_backend_options": ((None,), "share the rows by a storage that several processes open, as LazyStorage"),
+    "transport": ((None, "auto", "direct"), "share the rows by a storage that several processes open, as LazyStorage"),
+    "transport_options": ((None,), "share the rows by a storage that several processes open, as LazyStorage"),
+}
+"""Arguments of torchrl's buffers that are not supported: values without effect, and what to do instead."""
+
+
+def refuse(name: str, arguments: Mapping[str, Any]) -> None:
+    """Raise TypeError for arguments of a class that it does not know, or does not support.
+
+    Args:
+        name: of the class.
+        arguments: by their names.
+    """
+    for argument, value in arguments.items():
+        if argument not in _REFUSED:
+            raise InvalidTypeError(f"{name} got an unexpected keyword argument {argument!r}")
+        harmless, instead = _REFUSED[argument]
+        if value not in harmless:
+            raise InvalidTypeError(f"{argument}={value!r:.100} is not supported by {name}: {instead}")
+
+
+def consuming(sampler: Any, count: Any, prefetch: Any) -> Any:
+    """Return the sampler that samples each row that many times; None: as often as the sampler does.
+
+    Raises:
+        ValueError: the sampler is neither a random nor a consuming one, or batches are prefetched.
+    """
+    if count is not None:
+        if not isinstance(sampler, (RandomSampler, ConsumingSampler)):
+            raise InvalidArgumentError(
+                f"consume_after_n_samples= is for random sampling, not a {type(sampler).__name__}"
+            )
+        sampler = ConsumingSampler(count)
+    if isinstance(sampler, ConsumingSampler) and prefetch:
+        raise InvalidArgumentError("rows that are sampled a limited number of times are not prefetched")
+    return sampler
+
+
+def checkpointer_of(given: Any) -> Any:
+    """Return what writes the checkpoints of a storage; None: the storage itself.
+
+    Raises:
+        TypeError: it has no `dumps` and `loads`, or its format is one of torchrl's that are not supported.
+    """
+    made = given() if isinstance(given, type) or (callable(given) and not hasattr(given, "dumps")) else given
+    if made is None or (
+        is_torchrl(made) and type(made).__name__ in ("TensorStorageCheckpointer", "ListStorageCheckpointer")
+    ):
+        return None  # a storage writes and reads that format
+    if is_torchrl(made) or not all(callable(getattr(made, name, None)) for name in ("dumps", "loads")):
+        raise InvalidTypeError(
+            f"checkpointer={type(made).__name__}: give an object with dumps(storage, path) and loads(storage, path), "
+            "or nothing: storages write checkpoints in the format of torchrl's TensorStorageCheckpointer"
+        )
+    return made
+
+
+def transforms_of(transform: Any, factory: Any) -> Any:
+    """Return the transform of a buffer, from either of its two arguments.
+
+    Raises:
+        TypeError: both are given, or the factory cannot be called.
+    """
+    if factory is None:
+        return transform
+    if transform is not None:
+        raise InvalidTypeError("give one of transform and transform_factory")
+    if not callable(factory):
+        raise InvalidTypeError(f"transform_factory is a function that makes a transform, not {type(factory).__name__}")
+    return factory()
 
 
 def check_size(batch_size: Any) -> None:
@@ -173,8 +251,18 @@ def written_rows(index: V) -> V:
     return index
 
 
-def mark_truncated(batch: Any, sampler: SliceSampler, info: dict[Any, Any]) -> None:
-    """Mark the last step of each piece of a batch: truncated and done, and not terminated unless the rows say so."""
+def mark_pieces(batch: Any, sampler: SliceSampler, info: dict[Any, Any]) -> None:
+    """Mark the steps of pieces in a batch.
+
+    The last step of each is truncated and done, and not terminated unless the rows say so. Where the rows tell the
+    first steps, those of pieces are among them. Repeated last steps are told from others.
+    """
+    begun = info.get(sampler.init_key) if sampler.init_key is not None else None
+    if begun is not None:
+        before = batch.get(sampler.init_key)
+        batch.set(sampler.init_key, before.bool() | begun.reshape(-1, *(1,) * (before.ndim - 1)))
+    if MASK in info:
+        batch.set(MASK, info[MASK])
     mark = info.get(sampler.truncated_key)
     if mark is None:
         return

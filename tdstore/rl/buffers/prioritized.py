@@ -38,8 +38,10 @@ class PrioritizedSampler(Sampler):
         reduction: what becomes of priorities with more than one number in a row.
         max_priority_within_buffer: a new row gets the largest priority of the present rows, and not the largest that
             was ever set.
+        device: where the priorities are; only the CPU.
 
     Raises:
+        TypeError: another device than the CPU.
         ValueError: `alpha` or `beta` is negative or NaN, or `max_capacity` below 1.
 
     Example:
@@ -60,8 +62,11 @@ class PrioritizedSampler(Sampler):
         dtype: torch.dtype = torch.float32,
         reduction: Reduction = "max",
         max_priority_within_buffer: bool = False,
+        device: Any = None,
     ) -> None:
         super().__init__()
+        if device is not None and torch.device(device).type != "cpu":
+            raise InvalidTypeError(f"device={device!s}: priorities are kept on the CPU; leave the argument out")
         for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps)):
             if not isinstance(value, (int, float, np.number)) or not (value >= 0 and math.isfinite(value)):
                 raise InvalidArgumentError(f"{name} is a number of 0 or more, not {value!r}")

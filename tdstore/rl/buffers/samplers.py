@@ -211,6 +211,100 @@ class SamplerWithoutReplacement(Sampler):
         self.drop_last, self.shuffle = bool(state_dict["_drop_last"]), bool(state_dict["_shuffle"])
 
 
+class ConsumingSampler(Sampler):
+    """Any slot with the same probability, each a limited number of times.
+
+    No row is twice in a batch, so the last one may be smaller. A row that is written anew counts from zero. The length
+    of a buffer with this sampler is the number of rows that are left. Each sample looks at the counts of all rows.
+
+    Args:
+        max_sample_count: how many times a row is sampled.
+
+    Raises:
+        ValueError: `max_sample_count` is no number of at least 1.
+
+    Example:
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=ConsumingSampler(), batch_size=3)
+        >>> _ = rb.extend(torch.arange(4))
+        >>> rb.sample().shape, len(rb)
+        (torch.Size([3]), 1)
+    """
+
+    def __init__(self, max_sample_count: int = 1) -> None:
+        super().__init__()
+        if isinstance(max_sample_count, bool) or not isinstance(max_sample_count, int) or max_sample_count < 1:
+            raise InvalidArgumentError(f"a row is sampled at least once, not max_sample_count={max_sample_count!r}")
+        self.max_sample_count = max_sample_count
+        self._counts = np.zeros(0, np.int64)
+        """How many times each slot was sampled since it was written."""
+
+    def _reach(self, slots: int) -> None:
+        if slots > len(self._counts):
+            self._counts = np.append(self._counts, np.zeros(slots - len(self._counts), np.int64))
+
+    def left(self, storage: Any) -> Ints:
+        """Return the slots that can still be sampled."""
+        self._reach(len(storage))
+        return np.flatnonzero(self._counts[: len(storage)] < self.max_sample_count)
+
+    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+        """Choose slots, and count them.
+
+        Raises:
+            RuntimeError: none is left, or slots have several dimensions.
+        """
+        if storage.ndim > 1:
+            raise InvalidStateError("rows are sampled a limited number of times where slots have one dimension: ndim=1")
+        left = self.left(storage)
+        if not len(left):
+            raise InvalidStateError(
+                f"all {len(storage)} rows were sampled as often as they may be (max_sample_count="
+                f"{self.max_sample_count}): write more"
+            )
+        picked: Ints = left[torch.randperm(len(left), generator=self._rng).numpy()[:batch_size]]
+        self._counts[picked] += 1
+        self.ran_out = not len(self.left(storage))
+        return picked, {}
+
+    def batches_left(self, storage: Any, batch_size: int) -> int | None:
+        """Return the number of batches of rows that were not sampled yet, or may be again."""
+        self._reach(len(storage))
+        often = self.max_sample_count - self._counts[: len(storage)]
+        return max(int(often.max(initial=0)), -(-int(often.sum()) // batch_size))
+
+    def add(self, index: Any) -> None:
+        """Count a row that was written from zero."""
+        self.extend(index)
+
+    def extend(self, index: Any, *, storage: Any = None) -> None:
+        """Count rows that were written from zero."""
+        if index is None:
+            return
+        slots = as_slots(index, storage)
+        slots = slots[slots >= 0]
+        self._reach(int(slots.max(initial=-1)) + 1)
+        self._counts[slots] = 0
+        self.ran_out = False
+
+    def empty(self) -> None:
+        """Reset after all rows are gone."""
+        self._counts = np.zeros(0, np.int64)
+        self.ran_out = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many times each slot was sampled."""
+        return {"_counts": torch.from_numpy(self._counts.copy()), "_max_sample_count": self.max_sample_count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting."""
+        self._counts = state_dict["_counts"].clone().numpy()
+        self.max_sample_count = int(state_dict["_max_sample_count"])
+
+    def __repr__(self) -> str:
+        """Return the class and the limit."""
+        return f"{type(self).__name__}(max_sample_count={self.max_sample_count})"
+
+
 def as_index(slots: Ints, storage: Any) -> Tensor | tuple[Tensor, ...]:
     """Return slots as an index of a storage: a tensor, or a tuple of one for each dimension of slots."""
     if storage.ndim == 1:

@@ -14,6 +14,8 @@ from tdstore.rl.buffers.trajectories import ParallelTrajectories, RowMarks, Traj
 from tdstore.rl.storages.state import Ints
 
 _TRIES = 8
+MASK = ("collector", "mask")
+"""Entry that is false in rows that only fill a batch."""
 Span = bool | int | tuple[bool | int, bool | int]
 Lanes = Trajectories | ParallelTrajectories
 
@@ -38,6 +40,10 @@ class SliceSampler(Sampler):
         slice_len: number of rows of a piece.
         traj_key: entry that is the same in all rows of a trajectory.
         end_key: entry that is true in the last row of a trajectory; used without `traj_key`.
+        end_keys: several such entries, any of which ends a trajectory; those that the rows lack are left out.
+        init_key: entry that is made true in the first step of a piece, where the rows have it; None: it stays.
+        pad_output: with `strict_length=False`, repeat the last step of a piece that is too short, so that the batch has
+            all rows; the entry `("collector", "mask")` is false in the repetitions.
         strict_length: leave out trajectories that are shorter than a piece; otherwise they are taken whole, and the
             batch has fewer rows.
         truncated_key: entry that marks the last step of a piece; None: no mark.
@@ -47,10 +53,12 @@ class SliceSampler(Sampler):
         span: how many rows a piece may lack because it begins before its trajectory, or ends after it: a number for
             both ends, or a pair for the first and the last one. True: all but one. The batch then has fewer rows.
         cache_values: taken for compatibility; where trajectories begin is always remembered.
-        compile, use_gpu: no effect; accepted for callers of torchrl.
+        fragmented: not supported: rows of a piece follow one another.
+        step_key, compile, use_gpu: no effect; accepted for callers of torchrl.
 
     Raises:
-        TypeError: both or none of the two sizes.
+        TypeError: both or none of the two sizes, or `fragmented=True`.
+        ValueError: `pad_output` with `strict_length`. RuntimeError: `end_key` and `end_keys`.
 
     Example:
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=SliceSampler(num_slices=2, traj_key="episode"))
@@ -65,19 +73,32 @@ class SliceSampler(Sampler):
         num_slices: int | None = None,
         slice_len: int | None = None,
         end_key: Any = None,
+        end_keys: Any = None,
         traj_key: Any = None,
         cache_values: bool = False,
         truncated_key: Any = ("next", "truncated"),
+        init_key: Any = "is_init",
         strict_length: bool = True,
         trajectories: Any = None,
         ends: Any = None,
         span: Span = False,
+        pad_output: bool = False,
+        fragmented: bool = False,
+        step_key: Any = "step_count",
         compile: Any = False,
         use_gpu: Any = False,
     ) -> None:
         super().__init__()
-        self._sizes(num_slices, slice_len, end_key, traj_key, truncated_key, strict_length)
-        self._span = _span_of(span)
+        if fragmented:
+            raise InvalidTypeError(
+                "fragmented=True: the rows of a piece follow one another in the storage; write each trajectory by one "
+                "extend, or those of several environments side by side, into a storage with ndim=2"
+            )
+        if pad_output and strict_length:
+            raise InvalidArgumentError("pad_output=True is for short trajectories: pass strict_length=False as well")
+        self._sizes(num_slices, slice_len, traj_key, truncated_key, strict_length)
+        self._flags(end_key, end_keys, init_key)
+        self._span, self.pad_output = _span_of(span), pad_output
         self._set_markers(trajectories, ends)
 
     def _set_markers(self, trajectories: Any, ends: Any) -> None:
@@ -90,9 +111,7 @@ class SliceSampler(Sampler):
     _span = (0, 0)
     _marks: RowMarks | None = None
 
-    def _sizes(
-        self, num_slices: Any, slice_len: Any, end_key: Any, traj_key: Any, truncated_key: Any, strict: bool
-    ) -> None:
+    def _sizes(self, num_slices: Any, slice_len: Any, traj_key: Any, truncated_key: Any, strict: bool) -> None:
         if (num_slices is None) == (slice_len is None):
             raise InvalidTypeError("give exactly one of num_slices and slice_len")
         size = num_slices if slice_len is None else slice_len
@@ -102,8 +121,18 @@ class SliceSampler(Sampler):
             )
         self.num_slices, self.slice_len = num_slices, slice_len
         self.traj_key = traj_key
-        self.end_key = ("next", "done") if end_key is None else end_key
         self.truncated_key, self.strict_length = truncated_key, strict
+
+    pad_output = False
+
+    def _flags(self, end_key: Any, end_keys: Any, init_key: Any) -> None:
+        """Set the entries that tell where trajectories end, and the one that is set where pieces begin."""
+        if end_key is not None and end_keys is not None:
+            raise InvalidStateError("give one of end_key and end_keys")
+        if end_keys is not None:
+            end_key = list(end_keys)
+        self.end_key = ("next", "done") if end_key is None else end_key
+        self.init_key = init_key[0] if isinstance(init_key, tuple) and len(init_key) == 1 else init_key
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
         """Return the number and length of the pieces of a batch."""
@@ -121,6 +150,7 @@ class SliceSampler(Sampler):
             kind = ParallelTrajectories if several else Trajectories
             self._trajectories = kind(self.end_key, self.traj_key, self._marks)
         self._trajectories.look(storage)
+        self._trajectories.entries = storage.entries
         return self._trajectories
 
     def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
@@ -163,14 +193,26 @@ class SliceSampler(Sampler):
         return some[picked], sizes[picked]
 
     def _rows(self, found: Lanes, begins: Ints, sizes: Ints, length: int) -> tuple[Ints, Info]:
-        if (sizes == length).all():
-            positions = (begins[:, None] + np.arange(length)).reshape(-1)
-            last = np.arange(length - 1, len(positions), length)
+        info: Info = {}
+        steps = np.arange(length)
+        if self.pad_output:
+            positions = (begins[:, None] + np.minimum(steps, sizes[:, None] - 1)).reshape(-1)
+            first = np.arange(0, len(positions), length)
+            last = first + sizes - 1
+            info[MASK] = torch.from_numpy((steps < sizes[:, None]).reshape(-1))
+        elif (sizes == length).all():
+            positions = (begins[:, None] + steps).reshape(-1)
+            first = np.arange(0, len(positions), length)
+            last = first + length - 1
         else:
             ends = np.cumsum(sizes)
-            positions = np.arange(ends[-1]) + np.repeat(begins - (ends - sizes), sizes)
+            first = ends - sizes
+            positions = np.arange(ends[-1]) + np.repeat(begins - first, sizes)
             last = ends - 1
-        info: Info = {}
+        if self.init_key is not None and self.init_key in found.entries:
+            begun = np.zeros((len(positions), 1), bool)
+            begun[first] = True
+            info[self.init_key] = torch.from_numpy(begun)
         if self.truncated_key is not None:
             mark = np.zeros((len(positions), 1), bool)
             mark[last] = True
@@ -192,8 +234,8 @@ class SliceSamplerWithoutReplacement(SliceSampler):
     Args:
         drop_last: leave out the last batch of a pass if it is smaller than the others.
         shuffle: whether the order of trajectories is a new random one in each pass.
-        num_slices, slice_len, end_key, traj_key, truncated_key, strict_length, trajectories, ends, compile, use_gpu: as
-            `SliceSampler`.
+        num_slices, slice_len, end_key, end_keys, traj_key, truncated_key, init_key, strict_length, trajectories, ends,
+            compile, use_gpu: as `SliceSampler`.
 
     Example:
         >>> sampler = SliceSamplerWithoutReplacement(slice_len=2, traj_key="run", shuffle=False)
@@ -210,8 +252,10 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         slice_len: int | None = None,
         drop_last: bool = False,
         end_key: Any = None,
+        end_keys: Any = None,
         traj_key: Any = None,
         truncated_key: Any = ("next", "truncated"),
+        init_key: Any = "is_init",
         strict_length: bool = True,
         shuffle: bool = True,
         trajectories: Any = None,
@@ -220,8 +264,9 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         use_gpu: Any = False,
     ) -> None:
         super().__init__(
-            num_slices=num_slices, slice_len=slice_len, end_key=end_key, traj_key=traj_key,
-            truncated_key=truncated_key, strict_length=strict_length, trajectories=trajectories, ends=ends,
+            num_slices=num_slices, slice_len=slice_len, end_key=end_key, end_keys=end_keys, traj_key=traj_key,
+            truncated_key=truncated_key, init_key=init_key, strict_length=strict_length, trajectories=trajectories,
+            ends=ends,
         )  # fmt: skip
         self.drop_last, self.shuffle = drop_last, shuffle
         self._begins = self._lengths = np.zeros(0, np.int64)
@@ -272,8 +317,13 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     Args:
         max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer: as `PrioritizedSampler`.
-        num_slices, slice_len, end_key, traj_key, truncated_key, strict_length, trajectories, ends: as `SliceSampler`.
+        num_slices, slice_len, end_key, end_keys, traj_key, truncated_key, init_key, strict_length, trajectories, ends:
+            as `SliceSampler`.
+        span: not supported.
         cache_values, compile: no effect; accepted for callers of torchrl.
+
+    Raises:
+        TypeError: `span`, or both or none of the two sizes.
 
     Example:
         >>> sampler = PrioritizedSliceSampler(6, alpha=1.0, beta=1.0, slice_len=2, traj_key="run")
@@ -295,17 +345,26 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         num_slices: int | None = None,
         slice_len: int | None = None,
         end_key: Any = None,
+        end_keys: Any = None,
         traj_key: Any = None,
         cache_values: bool = False,
         truncated_key: Any = ("next", "truncated"),
+        init_key: Any = "is_init",
         strict_length: bool = True,
         trajectories: Any = None,
         ends: Any = None,
         compile: Any = False,
+        span: Span = False,
         max_priority_within_buffer: bool = False,
     ) -> None:
+        if span not in (False, (False, False)):
+            raise InvalidTypeError(
+                "span= of prioritized pieces: they begin at rows chosen by priority; pass strict_length=False for "
+                "pieces that end with their trajectory"
+            )
         PrioritizedSampler.__init__(self, max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer)
-        self._sizes(num_slices, slice_len, end_key, traj_key, truncated_key, strict_length)
+        self._sizes(num_slices, slice_len, traj_key, truncated_key, strict_length)
+        self._flags(end_key, end_keys, init_key)
         self._set_markers(trajectories, ends)
 
     def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:

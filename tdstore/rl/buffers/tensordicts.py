@@ -22,14 +22,23 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """A replay buffer whose rows are chosen by priorities.
 
     Args:
-        alpha, beta, eps: as `PrioritizedSampler`.
+        alpha, beta, eps, dtype: as `PrioritizedSampler`.
         storage, **kwargs: as `ReplayBuffer`.
     """
 
-    def __init__(self, *, alpha: float, beta: float, eps: float = 1e-8, storage: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float32,
+        storage: Any = None,
+        **kwargs: Any,
+    ) -> None:
         storage = made_part("storage", storage, lambda: ListStorage(1000), is_storage)
         reduction = kwargs.pop("reduction", "max")
-        sampler = PrioritizedSampler(storage.max_size, alpha, beta, eps, reduction=reduction)
+        sampler = PrioritizedSampler(storage.max_size, alpha, beta, eps, dtype, reduction)
         super().__init__(storage=storage, sampler=sampler, **kwargs)
 
 
@@ -56,7 +65,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def __init__(self, *, priority_key: Any = "td_error", **kwargs: Any) -> None:
         self.priority_key = priority_key
         super().__init__(**kwargs)
-        if self._ranks and isinstance(self._storage, TabularStorage):
+
+    def _begin(self) -> None:
+        super()._begin()
+        if isinstance(self._sampler, PrioritizedSampler) and isinstance(self._storage, TabularStorage):
             self._rank_stored()
 
     def _rank_stored(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,7 +82,7 @@ class Trajectories:
     Only rows that were appended since the last look are read.
 
     Args:
-        end_key: entry that is true in the last row of a trajectory.
+        end_key: entry that is true in the last row of a trajectory; of a list of them any one is.
         traj_key: entry that is the same in all rows of a trajectory; over `end_key`.
         marks: values for the rows, over both entries.
         lane: which of the slots of a row is looked at, where rows have several.
@@ -128,6 +129,8 @@ class Trajectories:
 
     _base = 0
     _cursor = -1
+    entries: Collection[Any] = ()
+    """Keys of the rows."""
 
     def _read(self, storage: Any, stop: int, capacity: int) -> None:
         lanes = _lanes(storage)
@@ -140,7 +143,13 @@ class Trajectories:
     def _begins(self, storage: Any, slots: Ints) -> npt.NDArray[np.bool_]:
         """Check for each row that follows those read before whether a trajectory begins with it."""
         key = self.end_key if self.traj_key is None else self.traj_key
-        column = storage.column(key, slots) if self.marks is None else self.marks.at(slots)
+        column: Tensor | None
+        if self.marks is not None:
+            column = self.marks.at(slots)
+        elif isinstance(key, list):
+            column = _any_of([storage.column(one, slots) for one in key])
+        else:
+            column = storage.column(key, slots)
         if column is None:
             raise KeyNotFoundError(f"the rows have no entry {key!r}, which tells where trajectories end")
         values = column.reshape(len(slots), -1).cpu()
@@ -194,6 +203,12 @@ class Trajectories:
         return positions % self._capacity
 
 
+def _any_of(columns: Sequence[Tensor | None]) -> Tensor | None:
+    """Return for each row whether any number of it is not zero, in columns of which some may be missing; None: all."""
+    marks = [column.reshape(len(column), -1).bool().any(1) for column in columns if column is not None]
+    return torch.stack(marks, 1) if marks else None
+
+
 def _lanes(storage: Any) -> int:
     """Return the slots of a row: parallel trajectories, as several environments make them."""
     return 1 if storage.ndim == 1 else math.prod(storage.shape[1:])
@@ -212,6 +227,9 @@ class ParallelTrajectories:
         self.end_key, self.traj_key, self.marks = end_key, traj_key, marks
         self._each: list[Trajectories] = []
         self._begins = self._lengths = np.zeros(0, np.int64)
+
+    entries: Collection[Any] = ()
+    """Keys of the rows."""
 
     def look(self, storage: Any) -> None:
         """Read the rows that were appended since, or all of them after another kind of change."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.errors import InvalidArgumentError, InvalidStateError, KeyNotFoundError
+from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, KeyNotFoundError
 from tdstore.rl.storages.lists import ListStorage, stacked
 from tdstore.rl.storages.state import Ints
 from tdstore.rl.storages.structure import length_of
@@ -130,13 +130,25 @@ class RoundRobinWriter(Writer):
 
     The cursor belongs to the storage, and is committed with the rows.
 
+    Args:
+        compilable: no effect; accepted for callers of torchrl.
+        track_generations: not supported.
+
+    Raises:
+        TypeError: `track_generations=True`.
+
     Example:
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(5), writer=RoundRobinWriter())
         >>> rb.extend(torch.arange(4)), rb.extend(torch.arange(4, 7))
         (tensor([0, 1, 2, 3]), tensor([4, 0, 1]))
     """
 
-    def __init__(self, compilable: bool = False) -> None:
+    def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
+        if track_generations:
+            raise InvalidTypeError(
+                "track_generations=True: slots have no numbers of their writes here; write a running number as an "
+                "entry of the rows, and compare that of a sample with storage.column(key, index)"
+            )
         super().__init__(compilable)
         self._foreign = (0, 0)
         """Cursor and number of rows written, for a storage that is not ours."""
