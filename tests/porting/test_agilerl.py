@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensordict  # noqa: F401  # its first import warns, which is an error within a test
+import tensordict  # its first import warns, which is an error within a test
 import torch
 from gymnasium import spaces
+
+import tdstore.rl
 
 FOUND = importlib.util.find_spec("agilerl")
 assert FOUND is not None, "make install"
@@ -163,3 +165,13 @@ def test_components(program: Callable[[Any], Any], monkeypatch: pytest.MonkeyPat
             torch.manual_seed(0)
             results.append(shown(program(of)))
     assert results[1] == results[0]
+
+
+def test_a_tensordict_that_is_converted_keeps_its_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = components("tensordict", monkeypatch)["data"].to_tensordict
+    for batch in ([], [3], [3, 2]):
+        entries = {"a": torch.ones(3, 2, dtype=torch.int64), "n": {"b": torch.zeros(3, 2, 4, dtype=torch.uint8)}}
+        expected = theirs(tensordict.TensorDict(entries, batch))
+        found = tdstore.rl.to_tensordict(tdstore.TensorDict(entries, batch))
+        assert shown(found) == shown(expected) and list(found.batch_size) == batch
+        assert found["n"].batch_size == expected["n"].batch_size

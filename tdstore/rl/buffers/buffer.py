@@ -106,10 +106,10 @@ class ReplayBuffer(Resumable):
         delayed_init: bool | None = None,
         **unsupported: Any,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "unsupported")}
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "unsupported")}
         refuse(type(self).__name__, unsupported)
         if delayed_init or (delayed_init is None and transform_factory is not None):
-            self._delayed = {**given, "delayed_init": False}
+            self._delayed = {**arguments, "delayed_init": False}
             return
         self._lock = threading.RLock()
         self._storage: Any = made_part("storage", storage, lambda: ListStorage(1000), is_storage)
@@ -154,12 +154,12 @@ class ReplayBuffer(Resumable):
     def __getattr__(self, name: str) -> Any:
         """Make the parts, where that was delayed: called for attributes that are not there."""
         with _DELAYED:
-            given = self.__dict__.pop("_delayed", None)
-            if given is not None:
+            arguments = self.__dict__.pop("_delayed", None)
+            if arguments is not None:
                 try:
-                    ReplayBuffer.__init__(self, **given)
+                    ReplayBuffer.__init__(self, **arguments)
                 except BaseException:
-                    self.__dict__["_delayed"] = given
+                    self.__dict__["_delayed"] = arguments
                     raise
         return object.__getattribute__(self, name)
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Generator, Tensor
@@ -158,17 +158,27 @@ def _copy_of(folder: FilePath) -> Any:
         return found.clone()
 
 
+class Checkpointer(Protocol):
+    """What writes and reads the rows of a checkpoint in place of their storage."""
+
+    def dumps(self, storage: Any, path: FilePath) -> None:
+        """Write the rows of a storage to a folder."""
+
+    def loads(self, storage: Any, path: FilePath) -> None:
+        """Read the rows of a folder into a storage."""
+
+
 class Checkpointed:
     """A storage whose checkpoints another object writes and reads: one with `dumps(storage, path)` and `loads`."""
 
-    def __init__(self, storage: Any, checkpointer: Any) -> None:
+    def __init__(self, storage: Any, checkpointer: Checkpointer) -> None:
         self.storage, self.checkpointer = storage, checkpointer
 
-    def dumps(self, path: Any) -> None:
+    def dumps(self, path: FilePath) -> None:
         """Write the rows to a folder."""
         self.checkpointer.dumps(self.storage, path)
 
-    def loads(self, path: Any) -> None:
+    def loads(self, path: FilePath) -> None:
         """Read the rows of a folder."""
         self.checkpointer.loads(self.storage, path)
 
@@ -180,7 +190,7 @@ class Resumable(ABC):
     _storage: Any
     _sampler: Any
     _writer: Any
-    _checkpointer: Any
+    _checkpointer: Checkpointer | None
     _generator: Generator | None
     _batch_size: int | None
     _pending: deque[Future[Any]]

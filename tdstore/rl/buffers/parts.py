@@ -13,6 +13,7 @@ from torch import Tensor
 import tdstore
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, TDStoreError
 from tdstore.interop import from_tensordict, to_tensordict
+from tdstore.rl.buffers.checkpoints import Checkpointer
 from tdstore.rl.buffers.samplers import ConsumingSampler, RandomSampler, Sampler
 from tdstore.rl.buffers.slices import MASK, SliceSampler
 from tdstore.rl.buffers.writers import Writer
@@ -102,30 +103,31 @@ def refuse(name: str, arguments: Mapping[str, Any]) -> None:
             raise InvalidTypeError(f"{argument}={value!r:.100} is not supported by {name}: {instead}")
 
 
-def consuming(sampler: Any, count: Any, prefetch: Any) -> Any:
+def consuming(sampler: V, count: Any, prefetch: Any) -> V | ConsumingSampler:
     """Return the sampler that samples each row that many times; None: as often as the sampler does.
 
     Raises:
         ValueError: the sampler is neither a random nor a consuming one, or batches are prefetched.
     """
-    if count is not None:
-        if not isinstance(sampler, (RandomSampler, ConsumingSampler)):
-            raise InvalidArgumentError(
-                f"consume_after_n_samples= is for random sampling, not a {type(sampler).__name__}"
-            )
-        sampler = ConsumingSampler(count)
-    if isinstance(sampler, ConsumingSampler) and prefetch:
+    if count is not None and not isinstance(sampler, (RandomSampler, ConsumingSampler)):
+        raise InvalidArgumentError(f"consume_after_n_samples= is for random sampling, not a {type(sampler).__name__}")
+    made = sampler if count is None else ConsumingSampler(count)
+    if isinstance(made, ConsumingSampler) and prefetch:
         raise InvalidArgumentError("rows that are sampled a limited number of times are not prefetched")
-    return sampler
+    return made
 
 
-def checkpointer_of(given: Any) -> Any:
+def checkpointer_of(checkpointer: Any) -> Checkpointer | None:
     """Return what writes the checkpoints of a storage; None: the storage itself.
 
     Raises:
         TypeError: it has no `dumps` and `loads`, or its format is one of torchrl's that are not supported.
     """
-    made = given() if isinstance(given, type) or (callable(given) and not hasattr(given, "dumps")) else given
+    made = (
+        checkpointer()
+        if isinstance(checkpointer, type) or (callable(checkpointer) and not hasattr(checkpointer, "dumps"))
+        else checkpointer
+    )
     if made is None or (
         is_torchrl(made) and type(made).__name__ in ("TensorStorageCheckpointer", "ListStorageCheckpointer")
     ):
@@ -135,10 +137,10 @@ def checkpointer_of(given: Any) -> Any:
             f"checkpointer={type(made).__name__}: give an object with dumps(storage, path) and loads(storage, path), "
             "or nothing: storages write checkpoints in the format of torchrl's TensorStorageCheckpointer"
         )
-    return made
+    return cast("Checkpointer", made)
 
 
-def transforms_of(transform: Any, factory: Any) -> Any:
+def transforms_of(transform: V, factory: Any) -> V | Callable[[Any], Any]:
     """Return the transform of a buffer, from either of its two arguments.
 
     Raises:
@@ -150,7 +152,8 @@ def transforms_of(transform: Any, factory: Any) -> Any:
         raise InvalidTypeError("give one of transform and transform_factory")
     if not callable(factory):
         raise InvalidTypeError(f"transform_factory is a function that makes a transform, not {type(factory).__name__}")
-    return factory()
+    made: Callable[[Any], Any] = factory()
+    return made
 
 
 def check_size(batch_size: Any) -> None:

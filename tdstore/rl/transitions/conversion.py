@@ -54,7 +54,7 @@ def _of_sequence(data: Sequence[Any], dtype: torch.dtype) -> Tensor:
 
 
 def to_tensordict(data: Any, dtype: torch.dtype = torch.float32) -> TensorDictBase:
-    """Convert an observation with several parts to a TensorDict of batch size `[]`.
+    """Convert an observation with several parts to a TensorDict of batch size `[]`; a TensorDict keeps its own.
 
     Args:
         data: a tuple, whose parts get the names `tuple_obs_0`, `tuple_obs_1` and so on; a dict with names of its own;
