@@ -264,6 +264,8 @@ class MoveOps(OpsBase):
     def _flattened(self, start_dim: int | None, end_dim: int | None) -> Self:
         old = self.batch_size
         if not old:
+            as_dim(start_dim or 0, 1)
+            as_dim(end_dim or 0, 1)
             return self.unsqueeze(0)
         start = as_dim(0 if start_dim is None else start_dim, len(old))
         end = as_dim(len(old) - 1 if end_dim is None else end_dim, len(old))

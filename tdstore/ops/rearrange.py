@@ -237,6 +237,10 @@ class RearrangeOps(MoveOps):
                 flat = self.reshape(-1).repeat_interleave(repeats, 0, output_size=output_size)
                 return self._apply_inplace_result(flat, "repeat_interleave", inplace)
             dim = 0
+        if not old:
+            as_dim(dim, 1)  # as of a tensor without dimensions
+            many = self.unsqueeze(0).repeat_interleave(repeats, 0, output_size=output_size)
+            return self._apply_inplace_result(many, "repeat_interleave", inplace)
         at = as_dim(dim, len(old))
         new = list(old)
         new[at] = torch.arange(old[at]).repeat_interleave(torch.as_tensor(repeats), 0, output_size=output_size).numel()
