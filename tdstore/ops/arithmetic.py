@@ -173,7 +173,8 @@ class ArithmeticOps(OpsBase):
         if out is not None:
             written: Self = out.update(result, inplace=True)
             return written
-        return result if isinstance(min, ArithmeticOps) or isinstance(max, ArithmeticOps) else _unlocked(result)
+        both = not any(bound is None or isinstance(bound, ArithmeticOps) for bound in (min, max))
+        return _unlocked(result) if both else result
 
     def mod(self, other: Any, *, default: Any = None) -> Self:
         """Apply [`torch.remainder`][] to every leaf: the remainder has the sign of the divisor."""

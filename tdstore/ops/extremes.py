@@ -141,6 +141,7 @@ class ExtremeOps(ReduceOps):
             return [pair.values for pair in made]
 
         best = self._in_rows()._foreach(values)
+        best.unlock_()
         if not return_indices:
             return best
         rest = iter(pairs)  # `_foreach` asks once for each nested container that has a class or is a lazy stack

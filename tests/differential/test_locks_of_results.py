@@ -26,6 +26,9 @@ def locked(M: Side) -> object:
 
 RESULTS = {
     "clamp to numbers": lambda td: td.clamp(0, 1),
+    "clamp to one number": lambda td: td.clamp(min=0),
+    "cummax": lambda td: td.cummax(0)[0],
+    "cummin": lambda td: td.cummin(0, return_indices=False),
     "clamp to a TensorDict": lambda td: td.clamp(min=td),
     "norm": lambda td: td.norm(),
     "type": lambda td: td.type(torch.float64),
