@@ -157,4 +157,24 @@ MORE: list[tuple[str, str, str]] = [
         "M.PersistentTensorDict(group=f['b'])['x'].sum().item()",
         "RuntimeError",
     ),
+    (
+        "change the parameters, as `fill_`",
+        "p = M.TensorDictParams(T({'a': torch.ones(3)}, [3]))\np.mul_(2)\np[0] = 5\np['a'].tolist()",
+        "[5.0, 2.0, 2.0]",
+    ),
+    (
+        "each access gives a new object",
+        "h = M.PersistentTensorDict.from_dict(nested, filename='i.h5', batch_size=[3])\nh.get('n') is h.get('n')",
+        "False",
+    ),
+    (
+        "reaches from a batch into the features",
+        "torch.vmap(lambda t: t['a'], in_dims=1)(T({'a': torch.ones(2, 3)}, [2])).shape",
+        "IndexError",
+    ),
+    (
+        "Comparisons of a `TypedTensorDict`",
+        "class C(M.TypedTensorDict):\n    a: torch.Tensor\ntype(C(a=torch.ones(3), batch_size=[3]) == 1).__name__",
+        "C",
+    ),
 ]
