@@ -20,7 +20,7 @@ _FEW = 32_768
 _MANY = 1024
 """From so many changes on, nodes that several of them share are worked off once."""
 _STALE = 16_384
-"""So many nodes may wait for their minima."""
+"""So many changes of nodes may wait for their minima, and 16 times as many where they soon are of the same nodes."""
 
 
 class SegmentTree:
@@ -69,7 +69,9 @@ class SegmentTree:
         self._stale: list[Ints] = []
         """Nodes above the slots whose minima are old."""
         self._waiting = 0
-        """How many these are."""
+        """How many these are, counted once for each change."""
+        self._most = 16 * _STALE if len(self._weights[0]) <= 4 * _STALE else _STALE
+        """How many may wait."""
 
     @property
     def total(self) -> float:
@@ -121,7 +123,7 @@ class SegmentTree:
         """Follow the smallest weight through a change of slots below nodes."""
         self._stale.append(nodes)
         self._waiting += len(nodes)
-        if self._waiting > _STALE:
+        if self._waiting > self._most:
             self._refresh()
         if self._smallest is None:
             return
@@ -137,7 +139,8 @@ class SegmentTree:
         """Bring the minima of nodes up to date."""
         if not self._stale:
             return
-        nodes = _unique(np.concatenate(self._stale))
+        count = len(self._weights[0])
+        nodes = np.arange(count) if self._waiting >= count else _unique(np.concatenate(self._stale))
         self._stale, self._waiting = [], 0
         lows = _smallest(self._weights[0].take(nodes, 0, None, "clip"))
         *inner, top = self._lows
@@ -163,7 +166,8 @@ class SegmentTree:
             if level is not self._weights[-1]:
                 np.minimum(nodes, len(level) - 1, out=nodes)  # where rounding put a mass behind the last node
             rows = level.take(nodes, 0)
-            rows[:, 0] -= left  # so that the first sum above zero is that of the child
+            first = rows[:, 0]
+            first -= left  # so that the first sum above zero is that of the child
             torch.from_numpy(rows).cumsum_(1)
             above = rows > 0
             above[:, -1] = True  # where rounding put a mass beyond the node
@@ -173,13 +177,13 @@ class SegmentTree:
             if level is not self._weights[0]:
                 ends = rows.reshape(-1).take(child + np.arange(0, len(child) * FAN, FAN))
                 left = level.reshape(-1).take(nodes) - ends
-        found = self._flat.take(nodes)
-        if not np.minimum.reduce(found, initial=np.inf):  # rounding put a mass on a slot without weight
-            empty = np.flatnonzero(found == 0)
-            nodes[empty] = self._nearest(nodes[empty])
-            found = self._flat.take(nodes)
-        slots, weights = np.empty(len(nodes), np.int64), np.empty(len(nodes))
-        slots[order], weights[order] = nodes, found
+        slots = np.empty(len(nodes), np.int64)
+        slots[order] = nodes
+        weights = self._flat.take(slots)
+        if not np.minimum.reduce(weights, initial=np.inf):  # rounding put a mass on a slot without weight
+            empty = np.flatnonzero(weights == 0)
+            slots[empty] = self._nearest(slots[empty])
+            weights = self._flat.take(slots)
         return slots, weights
 
     def _nearest(self, slots: Ints) -> Ints:
