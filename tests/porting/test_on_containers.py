@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,13 @@ FREE = ("h5", "zarr", "lazy stack", "params", "window", "class")
 PROGRAMS = [(row, i, part.strip()) for row, text in ROWS.items() for i, part in enumerate(text.split("\n---\n"))]
 REASONS = {case: why for why, cases in BETTER.items() for case in cases}
 ALONE = {case: (why, program) for why, (cases, program) in OURS_ALONE.items() for case in cases}
+
+
+@pytest.fixture(autouse=True)
+def folders_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the folders of programs where fsync costs nothing: a third of the time."""
+    if Path("/dev/shm").is_dir():
+        monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
 
 
 @cache
