@@ -11,6 +11,7 @@ from tdstore import TensorDictBase
 from tdstore.errors import InvalidArgumentError, MismatchError
 from tdstore.types import NestedKey
 
+from .blocks import BlockReader
 from .orders import Order, Shuffle, order_of
 from .reading import Task
 from .source import Data, Rows, Source, Transform
@@ -43,7 +44,7 @@ class Batch(Task):
 
     def read(self) -> TensorDictBase:
         """Read the batch, by one read of the store."""
-        batch = self.epochs.source.read(self.rows())
+        batch = self.epochs.reader.read(self.rows())
         return batch if self.epochs.transform is None else self.epochs.transform(batch)
 
     def describe(self) -> str:
@@ -86,6 +87,10 @@ class Epochs(Stream[Position]):
             integer, its number), which is read once, or the ascending first rows of the episodes.
         block_rows: the number of rows of a block. Default: 1024.
         window_blocks: the number of blocks whose items are permuted together.
+        whole_blocks: read blocks whole, instead of the rows of each batch, for storage on which a request costs more
+            than its bytes, such as a bucket or compressed chunks. In memory are then, besides the batches, the blocks
+            of two windows (`2 * window_blocks * block_rows` rows), without a shuffle those of the batches that are
+            read ahead. Each rank, and each worker of a loader, reads the blocks for itself.
         timeout: seconds to wait for a batch before an error. Default: as long as the store takes.
         options: of `tdstore.open`, such as `storage`; only with a location.
 
@@ -122,6 +127,7 @@ class Epochs(Stream[Position]):
         episodes: NestedKey | Sequence[int] | torch.Tensor | None = None,
         block_rows: int | None = None,
         window_blocks: int = 16,
+        whole_blocks: bool = False,
         timeout: float | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -138,16 +144,23 @@ class Epochs(Stream[Position]):
             raise InvalidArgumentError(f"rank={rank} of world_size={world_size}: ranks are counted from 0")
         if shuffle not in SHUFFLES:
             raise InvalidArgumentError(f"shuffle={shuffle!r}: it is True, False or 'blocks'")
+        if whole_blocks and shuffle is True:
+            raise InvalidArgumentError(
+                "whole_blocks=True with a full shuffle would read each block for nearly each of its rows",
+                hint="give shuffle='blocks', or leave it out",
+            )
         self.source = Source(data, columns, options)
         self.batch_size, self.rank, self.world_size, self.drop_last = batch_size, rank, world_size, drop_last
         self.shuffle, self.seed, self.transform, self.episodes = shuffle, seed, transform, episodes
         self.span, self.stride = span, sizes["stride"]
         self.block_rows, self.window_blocks = sizes["block_rows"], window_blocks
         self._windows: Windows | None = None
+        self.whole_blocks = whole_blocks
         self._order: tuple[int, Order] | None = None
+        self._reader: Source | BlockReader | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_order": None}
+        return {**self.__dict__, "_order": None, "_reader": None}
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch, for this rank."""
@@ -157,6 +170,20 @@ class Epochs(Stream[Position]):
         return (
             f"Epochs({self.source.place!r}, batch_size={self.batch_size}, shuffle={self.shuffle!r}, epoch={self.epoch})"
         )
+
+    @property
+    def reader(self) -> Source | BlockReader:
+        """What reads the rows of a batch: the source, or blocks of it that are kept."""
+        if self._reader is None:
+            if not self.whole_blocks:
+                self._reader = self.source
+            else:
+                rows = max(self.block_rows // self.stride, 1) * self.stride
+                ahead = (self.prefetch + 1) * self.batch_size * self.world_size * self.stride // rows + 2
+                blocks = 2 * self.window_blocks if self.shuffle == "blocks" else ahead
+                # An item of several rows may end in the next block.
+                self._reader = BlockReader(self.source, rows, blocks if self.span == 1 else 2 * blocks)
+        return self._reader
 
     # -- the order ---------------------------------------------------------------------------
     @property
@@ -288,5 +315,5 @@ class Epochs(Stream[Position]):
 
     def _threads(self) -> int:
         # Opened here, by one thread: those that read would open it once each.
-        _ = self.source.container, self.windows
+        _ = self.source.container, self.windows, self.reader
         return max(self.prefetch, 1) if self.source.concurrent else 1

@@ -17,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from tdstore import TensorDict
 from tdstore.data import Epochs
 from tdstore.data.orders import BlockOrder
-from tdstore.errors import InvalidArgumentError, InvalidStateError, MismatchError, StoreTimeoutError
+from tdstore.errors import InvalidArgumentError, InvalidStateError, MismatchError, StoreIOError, StoreTimeoutError
 from tests.data_loading.places import LOCAL, SERVERS, numbered, stored
 
 pytestmark = [
@@ -343,6 +343,64 @@ def test_windows_do_not_cross_episodes(bounds: Any) -> None:
     assert (windows.diff(dim=1) == 1).all()
     apart = torch.cat([b["row"] for b in Epochs(td, 6, span=4, shuffle=False, episodes="done")])
     assert apart[:, 0].tolist() == [0, 6, 10, 14, 21, 25, 29]
+
+
+# -- whole blocks --------------------------------------------------------------------------
+def counted(epochs: Epochs) -> list[list[int]]:
+    """Note the rows of each read of the source."""
+    reads: list[list[int]] = []
+    read = epochs.source.read
+
+    def noted(rows: Any) -> Any:
+        reads.append(rows.reshape(-1).tolist())
+        return read(rows)
+
+    epochs.source.read = noted  # type: ignore[method-assign]
+    return reads
+
+
+@pytest.mark.parametrize("shuffle", [False, "blocks"])
+@pytest.mark.parametrize("prefetch", [0, 3])
+@pytest.mark.parametrize("windows", [{}, {"span": 4, "stride": 3}, {"span": 3, "episodes": [0, 11, 40]}])
+def test_whole_blocks_give_the_same_batches(shuffle: Any, prefetch: int, windows: dict[str, Any]) -> None:
+    td = numbered(103)
+    td["text"] = [str(row) for row in range(103)]
+    how: dict[str, Any] = {"shuffle": shuffle, "block_rows": 10, "window_blocks": 3, "prefetch": prefetch, **windows}
+    expected = list(Epochs(td, 7, **how))
+    whole = Epochs(td, 7, **how, whole_blocks=True)
+    reads = counted(whole)
+    for batch, wanted in zip(whole, expected, strict=True):
+        assert batch.batch_size == wanted.batch_size
+        assert (batch == wanted).all()
+        assert batch["text"] == wanted["text"]
+    if not windows:
+        rows = [row for read in reads for row in read]
+        assert sorted(rows) == list(range(103)), "each block was read once"
+
+
+def test_whole_blocks_that_fail_are_read_again() -> None:
+    epochs = epochs_of(numbered(60), shuffle="blocks", block_rows=10, window_blocks=2, prefetch=2, whole_blocks=True)
+    expected = rows_of(epochs_of(numbered(60), shuffle="blocks", block_rows=10, window_blocks=2))
+    read, failures = epochs.source.read, [StoreIOError("the network is down", url="s3://bucket")]
+
+    def failing(rows: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return read(rows)
+
+    epochs.source.read = failing  # type: ignore[method-assign]
+    with pytest.raises(StoreIOError, match=r"the network is down .*while reading rows"):
+        next(iter(epochs))
+    assert rows_of(epochs) == expected
+
+
+def test_whole_blocks_in_memory_are_those_of_two_windows() -> None:
+    epochs = epochs_of(numbered(400), shuffle="blocks", block_rows=10, window_blocks=2, prefetch=2, whole_blocks=True)
+    for _ in epochs:
+        assert len(epochs.reader._blocks) <= 4  # type: ignore[union-attr]
+    assert pickle.loads(pickle.dumps(epochs))._reader is None
+    with pytest.raises(InvalidArgumentError, match="whole_blocks=True with a full shuffle"):
+        epochs_of(numbered(10), shuffle=True, whole_blocks=True)
 
 
 def test_what_is_wrong_is_refused() -> None:
