@@ -26,7 +26,7 @@ ROWS = torch.tensor([3, 7, 11, 50])
 MOST = {
     ("memmap", "save"): 806,
     ("memmap", "open"): 300,
-    ("h5", "write"): 138,
+    ("h5", "write"): 144,
     ("h5", "save"): 707,
     ("h5", "open"): 270,
     ("zarr", "write"): 136,
