@@ -1,5 +1,6 @@
 """Epochs of batches over a dataset: shuffled without a list, resumed exactly, shared by ranks."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -158,6 +159,7 @@ class Epochs(Stream[Position]):
         self.whole_blocks = whole_blocks
         self._order: tuple[int, Order] | None = None
         self._reader: Source | BlockReader | None = None
+        self._reader_process = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_order": None, "_reader": None}
@@ -174,7 +176,8 @@ class Epochs(Stream[Position]):
     @property
     def reader(self) -> Source | BlockReader:
         """What reads the rows of a batch: the source, or blocks of it that are kept."""
-        if self._reader is None:
+        if self._reader is None or self._reader_process != os.getpid():
+            self._reader_process = os.getpid()  # a forked worker has none of the threads that its parent reads with
             if not self.whole_blocks:
                 self._reader = self.source
             else:
