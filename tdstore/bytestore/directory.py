@@ -25,9 +25,8 @@ from tdstore.engine import Engine, EngineCap
 from tdstore.errors import CorruptStoreError, InvalidArgumentError, StoreNotFoundError
 from tdstore.header import MAX_GROUPS, Header
 from tdstore.index.ranges import Range
-from tdstore.storekit import refusals
 from tdstore.storekit.checksums import BLOCK
-from tdstore.storekit.documents import NAME, decode_manifest, is_plain_name
+from tdstore.storekit.documents import NAME, PACK, decode_manifest, is_plain_name
 from tdstore.storekit.session import FileParts
 from tdstore.types import Path
 
@@ -57,8 +56,6 @@ def read_uploaded(engine: Engine, url: str, manifest: bytes | None) -> UploadedD
     """
     if manifest is not None:
         document, header = decode_manifest(manifest, url=url)
-        if any(record.offset >= 0 for record in document.leaves):
-            raise refusals.packed_leaves(url, "read from afar")
         leaves = [LeafFile.from_record(record) for record in document.leaves]
         tips = {leaf.path: leaf.sums.tips for leaf in leaves if leaf.sums is not None and leaf.nbytes}
         return UploadedDirectory(_table(leaves), header, tips, document.generation)
@@ -74,16 +71,26 @@ def _table(files: Iterable[LeafFile]) -> Table:
     objects: list[StoredObject] = []
     pieces: list[tuple[int, int, int, int, int]] = []
     leaves: dict[Path, Leaf] = {}
+    packed: list[bytes] = []
+    length = 0
     for file in files:
         extents = NOTHING
         if file.nbytes:
+            extents = Extents(*(np.array([v], np.int64) for v in (0, file.nbytes, len(pieces), 0)))
+        if file.packed and file.sums is not None:
+            # One checksum each; their object is that behind all others.
+            pieces.append((-1, file.offset, file.nbytes, BLOCK, len(packed)))
+            packed.append(file.sums.crc)
+            length = max(length, file.offset + file.nbytes)
+        elif file.nbytes:
             sums = None if file.sums is None else np.frombuffer(file.sums.crc, "<u4")
             block = BLOCK if file.sums is None else file.sums.block
             pieces.append((len(objects), 0, file.nbytes, block, UNCHECKED if sums is None else 0))
             objects.append(StoredObject.known("/".join(file.file), file.nbytes, () if sums is None else sums))
-            number = len(objects) - 1
-            extents = Extents(*(np.array([v], np.int64) for v in (0, file.nbytes, number, 0)))
         leaves[file.path] = Leaf(file.spec(), extents)
+    if packed:
+        pieces = [(len(objects) if at < 0 else at, a, b, c, d) for at, a, b, c, d in pieces]
+        objects.append(StoredObject.known(PACK, length, np.frombuffer(b"".join(packed), "<u4")))
     table = Table(objects, Pieces(), leaves)
     table.pieces.extend(pieces)
     return table

@@ -572,6 +572,8 @@ PACK = "tdstore.pack"
 PACK_ALIGN = 64
 PACKED_BYTES = 64 << 10
 """Largest packed leaf."""
+PACKED_FROM = 256
+"""A new store of so many leaves of that size packs them, unless the caller says otherwise."""
 RESERVED = (NAME, "tdstore.session", "meta.json")
 
 

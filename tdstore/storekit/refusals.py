@@ -524,25 +524,6 @@ def dirty(
     )
 
 
-def packed_leaves(url: str, wanted: str) -> UnsupportedError:
-    """Create the error for a memmap dataset with packed leaves, where each leaf needs a file of its own.
-
-    Args:
-        url: the location.
-        wanted: the refused action, as a participle with what follows it.
-
-    Example:
-        >>> print(packed_leaves("runs/1", "read from an archive"))
-        runs/1: a dataset with packed leaves (tdstore.pack) cannot be read from an archive
-        Hint: save it again with pack=False, which writes a file for each leaf
-    """
-    return UnsupportedError(
-        f"{url}: a dataset with packed leaves (tdstore.pack) cannot be {wanted}",
-        url=url,
-        hint="save it again with pack=False, which writes a file for each leaf",
-    )
-
-
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

@@ -25,7 +25,7 @@ from tdstore.keys import encode_file_name
 from tdstore.lifetime import Ending
 from tdstore.store import Cap
 from tdstore.storekit import files
-from tdstore.storekit.documents import PACKED_BYTES
+from tdstore.storekit.documents import PACKED_BYTES, PACKED_FROM
 from tdstore.storekit.session import Lease
 from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
 
@@ -201,17 +201,21 @@ class MemmapLeaves(MappedStore[LeafFile]):
 
     def _create_packed(self, leaves: Mapping[Path, LeafSpec]) -> Collection[Path]:
         """Make the file of packed leaves, once, for the small ones that a new store is made with."""
-        if not self._options["pack"] or self._hold.site is None or self._hold.pack is not None:
+        asked = self._options["pack"]
+        if asked is False or self._hold.site is None or self._hold.pack is not None:
+            return ()
+        if asked is None and len(leaves) < PACKED_FROM:
             return ()
         packed: dict[Path, LeafFile] = {}
         for path, spec in leaves.items():
             if spec.options.get("preallocate") is None and 0 < spec.nbytes <= PACKED_BYTES:
                 packed[path] = LeafFile(path, spec.shape, spec.dtype, spec.fill_value, ())
-        if packed:
-            self._writer.make_pack(packed.values())
-            for path in packed:
-                self._drop(path)
-            self._files.update(packed)
+        if len(packed) < (PACKED_FROM if asked is None else 1):
+            return ()
+        self._writer.make_pack(packed.values())
+        for path in packed:
+            self._drop(path)
+        self._files.update(packed)
         return packed
 
     def _write(self, wanted: Sequence[tuple[LeafFile, Write]]) -> None:

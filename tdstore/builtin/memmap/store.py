@@ -58,7 +58,7 @@ def open_memmap(
     recover: Recover | None = None,
     max_bytes: int | None = None,
     preallocate: bool | None = None,
-    pack: bool = False,
+    pack: bool | None = None,
     lock_timeout: float = LOCK_TIMEOUT,
 ) -> MemmapStore:
     """Open, or make, a directory of memory-mapped leaves. None (modes "w" and "x") is an anonymous one.
@@ -76,7 +76,8 @@ def open_memmap(
             before it writes to them; torch's own operations on a leaf, which do not, end the process if the disk is
             full then.
         pack: write the leaves of at most 64 KiB that a new store is made with to one file. It is then saved and opened
-            faster, and the `tensordict` package cannot read it. A store that exists remains as it is.
+            faster, and the `tensordict` package cannot read it. Default: where there are 256 of them or more. A store
+            that exists remains as it is.
         lock_timeout: seconds to wait for another process that holds the store.
 
     Raises:

@@ -71,6 +71,8 @@ class TdzLeaves(MappedStore[LeafEntry]):
         self._changed = False
         """Leaves were added, moved or removed since the last commit."""
         self._windows: list[Window] = []
+        self._pack: Tensor | None = None
+        """The bytes of the entry of packed leaves, where these cannot be mapped."""
         self._open = ArchiveFiles()
         # Descriptors only: a store that was changed is held, and closed, by `tdstore.lifetime`.
         self._conflicts = False
@@ -127,6 +129,10 @@ class TdzLeaves(MappedStore[LeafEntry]):
         if leaf.info is None:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
         if leaf.info.compress_type != zipfile.ZIP_STORED or leaf.start % leaf.dtype.itemsize:
+            if leaf.packed:
+                pack = self._unpacked(leaf).numpy()
+                flat = torch.frombuffer(pack, dtype=leaf.dtype, count=leaf.shape.numel(), offset=leaf.offset)
+                return flat.view(leaf.shape)
             with allocating(leaf.path, leaf.shape, leaf.dtype, self.url):
                 unpacked = empty(leaf.shape, leaf.dtype)
             load_member(self._open.fd, Member(leaf.info, leaf.start), unpacked, self.url)
@@ -144,6 +150,17 @@ class TdzLeaves(MappedStore[LeafEntry]):
             self._windows.append(window)
             self._guard_holes(leaf, window, found)
         return found
+
+    def _unpacked(self, leaf: LeafEntry) -> Tensor:
+        """Return the bytes of the entry of packed leaves, unpacked once."""
+        if self._pack is None:
+            assert leaf.info is not None
+            shape = torch.Size((leaf.info.file_size,))
+            with allocating(leaf.path, shape, torch.uint8, self.url):
+                pack = empty(shape, torch.uint8)
+            load_member(self._open.fd, Member(leaf.info, leaf.start - leaf.offset), pack, self.url)
+            self._pack = pack
+        return self._pack
 
     def _guard_holes(self, leaf: LeafEntry, window: Window, mapped: Tensor) -> None:
         """Register that the mapping of a new leaf is a hole: writers through it reserve blocks first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import zipfile
@@ -28,18 +29,20 @@ from tdstore.builtin.tdz.writing import copy_range, new_file, new_info
 from tdstore.errors import CorruptStoreError, StoreNotFoundError
 from tdstore.header import Header
 from tdstore.storekit import documents, files, refusals, session
-from tdstore.storekit.checksums import Summer, Sums
+from tdstore.storekit.checksums import Summer, Sums, sums_of_part
 from tdstore.storekit.documents import PACK
 from tdstore.storekit.session import FileParts
 
 Place = str | os.PathLike[str]
+_MARKS = frozenset((META, PACK))
+"""A memmap directory has one of them at its root."""
 
 
 def is_memmap_archive(path: Place) -> bool:
-    """Check whether a file is a zip with a `meta.json` at its root: the archive of a memmap directory."""
+    """Check whether a file is a zip with `meta.json` or `tdstore.pack` at its root: that of a memmap directory."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return META in archive.namelist()
+            return not _MARKS.isdisjoint(archive.namelist())
     except (OSError, zipfile.BadZipFile, ValueError):
         return False
 
@@ -77,10 +80,8 @@ def pack_memmap(
             raise StoreNotFoundError(f"{source} is not a folder", url=source) from error
         with files.closing(opened) as root:
             names = sorted((p for p, is_dir in files.walk(root) if not is_dir), key=lambda p: (p[-1] != META, p))
-            if (PACK,) in names:
-                raise refusals.packed_leaves(source, "put into an archive")
-            if (META,) not in names:
-                raise StoreNotFoundError(f"{source} has no {META}: not a memmap directory", url=source)
+            if not any((name,) in names for name in _MARKS):
+                raise StoreNotFoundError(f"{source} has neither {META} nor {PACK}: not a memmap directory", url=source)
             names = [p for p in names if p[-1] != session.NAME and not files.is_temp(p[0])]
             _write_atomically(target, lambda fd: _pack(root, names, fd, method, compresslevel, source))
     return Path(archive_path)
@@ -110,7 +111,7 @@ def _pack(root: int, names: list[FileParts], fd: int, method: int, level: int | 
         for parts in names:
             with files.closing(tree.open(parts)) as source:
                 size, name = os.fstat(source).st_size, "/".join(parts)
-                if not name.endswith(SUFFIX):
+                if name != PACK and not name.endswith(SUFFIX):
                     archive.writestr(name, os.pread(source, size, 0), zipfile.ZIP_STORED)
                     continue
                 info: Any = name
@@ -141,8 +142,10 @@ def unpack_memmap(archive_path: Place, prefix: Place) -> Path:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with files.closing(files.open_dir(os.path.dirname(target))) as folder, files.closing(_open(source)) as fd:
             listing = read_listing(fd, source)
-            if (META,) not in listing.members:
-                raise CorruptStoreError(f"{source} has no {META}: not an archive of a dataset", url=source)
+            if not any((name,) in listing.members for name in _MARKS):
+                raise CorruptStoreError(
+                    f"{source} has neither {META} nor {PACK}: not an archive of a dataset", url=source
+                )
             for member in listing.members.values():
                 check_ratio(member.info, source)
             there, temp = _check_target(target), files.temp_name()
@@ -197,17 +200,26 @@ def _unpack(fd: int, listing: Listing, root: int, url: str) -> None:
         if manifest_member is not None:
             raw = read_manifest(fd, manifest_member, url)
             document, header = documents.decode_manifest(raw, url=url)
-            files.create_file(documents.NAME, root, _with_new_checksums(document, header, sums, url))
+            files.create_file(documents.NAME, root, _with_new_checksums(document, header, sums, tree, url))
 
 
-def _with_new_checksums(document: documents.Manifest, header: Header, sums: dict[FileParts, Sums], url: str) -> bytes:
+def _with_new_checksums(
+    document: documents.Manifest, header: Header, sums: dict[FileParts, Sums], tree: files.Tree, url: str
+) -> bytes:
     """Return the manifest with the checksums of the files: those of leaves written in place may be older."""
     records = []
-    for old in document.leaves:
-        if old.file and old.file not in sums:
-            raise CorruptStoreError(f"{url} lacks {'/'.join(old.file)}", url=url)
-        found = sums[old.file] if old.file else old.sums()
-        records.append(documents.leaf_record(old.path, old.dtype, old.shape, old.nbytes, old.file, found, old.fill))
+    with contextlib.ExitStack() as stack:
+        pack = stack.enter_context(files.closing(tree.open((PACK,)))) if (PACK,) in sums else -1
+        for old in document.leaves:
+            if old.file and old.file not in sums:
+                raise CorruptStoreError(f"{url} lacks {'/'.join(old.file)}", url=url)
+            if old.offset >= 0:
+                found = sums_of_part(pack, old.nbytes, old.offset)
+            else:
+                found = sums[old.file] if old.file else old.sums()
+            records.append(
+                documents.leaf_record(old.path, old.dtype, old.shape, old.nbytes, old.file, found, old.fill, old.offset)
+            )
     return documents.encode_manifest(header, records, url=url)
 
 

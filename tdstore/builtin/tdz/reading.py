@@ -24,7 +24,7 @@ from tdstore.builtin.memmap.tensordict_layout import MAX_META, MAX_PICKLE, META,
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreError, UnsupportedError
 from tdstore.header import Header
-from tdstore.storekit import documents, refusals
+from tdstore.storekit import documents
 from tdstore.storekit.checksums import BLOCK, Summer, Sums, crc32_and_zeros, next_data
 from tdstore.storekit.session import FileParts
 from tdstore.types import Path, path_text
@@ -74,16 +74,18 @@ class LeafEntry(LeafFile):
     __slots__ = ("building", "crc", "info", "start")
 
     info: zipfile.ZipInfo | None
-    """None for a leaf without elements."""
+    """None for a leaf without elements; packed leaves share theirs."""
     start: int
+    """Where its bytes begin in the archive, if they are not compressed."""
     crc: int | None
+    """CRC-32 of the entry."""
     building: bool
 
 
 def as_entry(leaf: LeafFile) -> LeafEntry:
     """Turn the leaf of a manifest into one of an archive, without its place."""
     made = LeafEntry(leaf.path, leaf.shape, leaf.dtype, leaf.fill, leaf.file)
-    made.sums = leaf.sums
+    made.sums, made.packed, made.offset = leaf.sums, leaf.packed, leaf.offset
     made.info, made.start, made.crc, made.building = None, 0, None, False
     return made
 
@@ -357,8 +359,6 @@ def read_dataset(fd: int, listing: Listing, url: str) -> tuple[bytes, Header, li
     if found is not None:
         raw = read_manifest(fd, found, url)
         document, header = documents.decode_manifest(raw, url=url)
-        if any(record.offset >= 0 for record in document.leaves):
-            raise refusals.packed_leaves(url, "read from an archive")
         leaves = [LeafFile.from_record(record) for record in document.leaves]
     elif (META,) in listing.members:
         raw = b""
@@ -371,12 +371,13 @@ def read_dataset(fd: int, listing: Listing, url: str) -> tuple[bytes, Header, li
         if not leaf.nbytes:
             continue
         member = listing.members.get(leaf.file)
-        if member is None or member.info.file_size != leaf.nbytes:
+        end = leaf.offset + leaf.nbytes
+        if member is None or member.info.file_size < end or (member.info.file_size > end and not leaf.packed):
             have = "is missing" if member is None else f"has {member.info.file_size} bytes"
             raise CorruptStoreError(
-                f"{url}: leaf {path_text(leaf.path)}: {'/'.join(leaf.file)} {have}, expected {leaf.nbytes}", url=url
+                f"{url}: leaf {path_text(leaf.path)}: {'/'.join(leaf.file)} {have}, expected {end}", url=url
             )
-        leaf.info, leaf.start, leaf.crc = member.info, member.start, member.info.CRC
+        leaf.info, leaf.start, leaf.crc = member.info, member.start + leaf.offset, member.info.CRC
     return raw, header, entries
 
 
@@ -434,7 +435,8 @@ class _ArchiveReader(TensordictReader):
 
 def check_bombs(leaves: list[LeafEntry], max_bytes: int | None, url: str) -> None:
     """Refuse an archive that would fill the memory from few bytes, unless the caller allows so many bytes."""
-    total = sum(leaf.nbytes for leaf in leaves)
+    infos = {id(leaf.info): leaf.info for leaf in leaves if leaf.info is not None}.values()
+    total = sum(info.file_size for info in infos)
     if max_bytes is not None:
         if total > max_bytes:
             raise CorruptStoreError(
@@ -443,9 +445,8 @@ def check_bombs(leaves: list[LeafEntry], max_bytes: int | None, url: str) -> Non
                 hint="pass a larger max_bytes= if that is meant",
             )
         return
-    for leaf in leaves:
-        if leaf.info is not None:
-            check_ratio(leaf.info, url)
+    for info in infos:
+        check_ratio(info, url)
 
 
 def check_ratio(info: zipfile.ZipInfo, url: str) -> None:

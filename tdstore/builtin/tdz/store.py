@@ -188,7 +188,8 @@ class TdzStore(TdzLeaves):
         for leaf in leaves:
             if self.writable and leaf.info is not None:
                 self._check_writable_leaf(leaf)
-                self._layout.adopt(leaf.path, leaf.file)
+                if not leaf.packed:
+                    self._layout.adopt(leaf.path, leaf.file)
             self._entries[leaf.path] = leaf
         self._committed = dict(self._entries)
         if self._options["verify"] != "none":
@@ -377,9 +378,16 @@ class TdzStore(TdzLeaves):
 
     def _take_sums(self, fd: int, leaves: Sequence[LeafEntry]) -> None:
         """Compute the checksums of leaves in a file."""
+        pack: LeafEntry | None = None
         for leaf in leaves:
             if leaf.info is not None:
                 leaf.crc, leaf.sums = sums_of_range(fd, leaf.start, leaf.nbytes)
+                pack = leaf if leaf.packed else pack
+        if pack is not None and pack.info is not None:
+            crc = crc_of_range(fd, pack.start - pack.offset, pack.info.file_size)
+            for leaf in self._entries.values():
+                if leaf.packed:
+                    leaf.crc = crc
 
     # -- the rest ------------------------------------------------------------------------
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
@@ -393,6 +401,8 @@ class TdzStore(TdzLeaves):
         if leaf.info is None or leaf.building:
             return None
         try:
+            if leaf.packed:
+                return self._packed_fault(leaf)
             if leaf.info.compress_type != zipfile.ZIP_STORED:
                 for _ in blocks_of(self._open.fd, Member(leaf.info, leaf.start), self.url):
                     pass
@@ -403,6 +413,18 @@ class TdzStore(TdzLeaves):
         if crc == leaf.crc:
             return None
         return f"leaf {path_text(leaf.path)} is damaged: its CRC-32 is {crc:08x}, expected {leaf.crc:08x}"
+
+    def _packed_fault(self, leaf: LeafEntry) -> str | None:
+        assert leaf.sums is not None
+        assert leaf.info is not None
+        if leaf.info.compress_type != zipfile.ZIP_STORED:
+            self._unpacked(leaf)  # compared with the CRC-32 of the entry
+            return None
+        _, found = sums_of_range(self._open.fd, leaf.start, leaf.nbytes, leaf.sums.block)
+        if found.crc == leaf.sums.crc:
+            return None
+        got, expected = found.crc[::-1].hex(), leaf.sums.crc[::-1].hex()
+        return f"leaf {path_text(leaf.path)} is damaged: its crc32c is {got}, expected {expected}"
 
     def close(self) -> None:
         """Commit rows that were written into leaves of the last commit, drop other changes, close the file.
@@ -458,4 +480,5 @@ class _Steps:
         store._closed = True
         store._entries, store._committed = {}, {}
         store._windows.clear()
+        store._pack = None
         store._last()

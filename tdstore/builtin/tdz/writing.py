@@ -124,12 +124,14 @@ def descriptions(header: Header, leaves: Iterable[LeafEntry], layout: Layout, ur
     """Return the manifest and the `meta.json` files of tensordict, which come first."""
     known = list(leaves)
     raw = documents.encode_manifest(header, [leaf.record() for leaf in known], url=url)
-    return {(documents.NAME,): raw, **meta_files(header, known, layout)}
+    # tensordict knows no packed leaves.
+    metas = {} if any(leaf.packed for leaf in known) else meta_files(header, known, layout)
+    return {(documents.NAME,): raw, **metas}
 
 
 def finish(fd: int, at: int, leaves: Iterable[LeafEntry], small_files: Mapping[FileParts, bytes]) -> int:
     """Write local headers of stored leaves, the small files, and the directory; returns where the directory begins."""
-    infos = [leaf.info for leaf in leaves if leaf.info is not None]
+    infos = {leaf.info.filename: leaf.info for leaf in leaves if leaf.info is not None}
     for leaf in leaves:
         if leaf.info is not None and leaf.building:
             assert leaf.crc is not None
@@ -141,8 +143,8 @@ def finish(fd: int, at: int, leaves: Iterable[LeafEntry], small_files: Mapping[F
         with zipfile.ZipFile(file, "w") as archive:
             add_small_files(archive, small_files)
             # Entries whose bytes are there already: the directory is all that they lack.
-            archive.filelist.extend(infos)
-            archive.NameToInfo.update({info.filename: info for info in infos})
+            archive.filelist.extend(infos.values())
+            archive.NameToInfo.update(infos)
         return archive.start_dir
 
 

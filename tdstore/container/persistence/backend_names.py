@@ -575,3 +575,5 @@ def _to_files(prefix: Location, options: dict[str, Any]) -> None:
         options["storage"] = "tdz" if archive else "memmap"
         # Working files, as their users expect: they outlive the process; save() makes them outlive a power cut.
         options.setdefault("durable", "none")
+    if options.get("storage") == "memmap":
+        options.setdefault("pack", False)  # `tensordict` reads a file for each leaf

@@ -1,4 +1,4 @@
-"""Small leaves in one file: what it holds, damage to it, growth, other processes, and who refuses it."""
+"""Small leaves in one file: what it holds, when it is written, damage to it, growth, other processes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import pickle
 import random
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path as FsPath
 from typing import Any
 
 import pytest
+import tensordict
 import torch
 
 import tdstore
 from tdstore import MemoryMappedTensor, TensorDict
 from tdstore.builtin.memmap.store import open_memmap
-from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreIOError, UnsupportedError
+from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreIOError
 from tdstore.storekit.checksums import crc32c
+from tdstore.storekit.documents import PACKED_FROM
 from tdstore.types import LeafSpec, Write
 from tests.builtin.memmap.support import content, die, header_of, in_child, load, same, save, small_disk
 
@@ -58,6 +59,36 @@ def test_files(location: FsPath) -> None:
         raw = MANY[path].view(torch.uint8).numpy().tobytes() if MANY[path].ndim else MANY[path].numpy().tobytes()
         assert data[at : at + len(raw)] == raw
     assert same(load(location), MANY)
+
+
+def many(count: int) -> TensorDict:
+    return TensorDict({f"k{i}": torch.full((2,), float(i)) for i in range(count)}, [2])
+
+
+@pytest.mark.parametrize("count", [PACKED_FROM - 1, PACKED_FROM])
+def test_default(tmp_path: FsPath, count: int) -> None:
+    """`save` packs from some number of small leaves on; `memmap` writes what `tensordict` reads, unless asked."""
+    td = many(count)
+    td.clone().set("wide", torch.zeros(2, 10_000)).save(tmp_path / "save").close()
+    assert (tmp_path / "save" / PACK).exists() is (count >= PACKED_FROM)
+    assert (tmp_path / "save" / "wide.memmap").exists()
+    td.save(tmp_path / "off", pack=False).close()
+    td.memmap(tmp_path / "memmap").close()
+    td.memmap_like(tmp_path / "like").close()
+    for name in ("off", "memmap", "like"):
+        assert not (tmp_path / name / PACK).exists()
+    assert tensordict.TensorDict.load_memmap(tmp_path / "memmap")["k7"].tolist() == [7.0, 7.0]
+    td.memmap(tmp_path / "asked", pack=True).close()
+    assert (tmp_path / "asked" / PACK).exists()
+    tdstore.copy(tmp_path / "memmap", tmp_path / "copy")
+    assert (tmp_path / "copy" / PACK).exists() is (count >= PACKED_FROM)
+    with tdstore.open(tmp_path / "copy", verify="full") as opened:
+        assert (opened == td).all()
+
+
+def test_the_package_tensordict_says_so_at_once(location: FsPath) -> None:
+    with pytest.raises(FileNotFoundError, match="meta.json"):
+        tensordict.TensorDict.load_memmap(location)
 
 
 def test_not_without_the_option(tmp_path: FsPath) -> None:
@@ -274,18 +305,3 @@ def test_full_disk(tmp_path: FsPath) -> None:
         with pytest.raises(StoreIOError):
             save(disk / "d", leaves, pack=True)
         assert os.listdir(disk) == []
-
-
-def test_who_refuses_it(location: FsPath, tmp_path: FsPath) -> None:
-    """An archive of such a folder, and the packer, say what to do; `unpack` by saving again is possible."""
-    with pytest.raises(UnsupportedError, match="pack=False"):
-        tdstore.pack_memmap(location, tmp_path / "x.tdz")
-    with zipfile.ZipFile(tmp_path / "y.tdz", "w") as archive:
-        for name in (PACK, "tdstore.json", "large.memmap"):
-            archive.write(location / name, name)
-    with pytest.raises(UnsupportedError, match="pack=False"):
-        tdstore.open(tmp_path / "y.tdz")
-    with pytest.raises(UnsupportedError, match="pack=False"):
-        tdstore.open(location, storage="remote")
-    tdstore.copy(location, tmp_path / "again")
-    assert same(load(tmp_path / "again"), MANY) and not (tmp_path / "again" / PACK).exists()
