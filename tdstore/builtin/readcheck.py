@@ -58,8 +58,16 @@ class _Pending:
     def __init__(self, leaf: SummedLeaf, sums: Sums) -> None:
         self.leaf = leaf
         self.sums = sums
-        self.expected = np.frombuffer(sums.crc, "<u4")
-        self.left = np.ones(-(-leaf.nbytes // sums.block), np.bool_)
+        self.expected, self.left = _NO_SUMS, _NO_FLAGS
+
+    def begin(self) -> None:
+        """Make the arrays, when a part of the leaf is read for the first time."""
+        if not len(self.left):
+            self.expected = np.frombuffer(self.sums.crc, "<u4")
+            self.left = np.ones(-(-self.leaf.nbytes // self.sums.block), np.bool_)
+
+
+_NO_SUMS, _NO_FLAGS = np.empty(0, "<u4"), np.empty(0, np.bool_)
 
 
 class ReadCheck(Generic[Leaf]):
@@ -137,6 +145,7 @@ class ReadCheck(Generic[Leaf]):
         if found.leaf is not leaf or found.sums is not leaf.sums:  # another leaf of that name, or written since
             self.pending.pop(leaf.path, None)
             return None
+        found.begin()
         return found
 
     def _compare(self, leaf: Leaf, found: _Pending, blocks: Blocks) -> None:

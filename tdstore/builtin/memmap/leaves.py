@@ -178,7 +178,10 @@ class MemmapLeaves(MappedStore[LeafFile]):
     def _mapped(self, leaf: LeafFile) -> Tensor:
         tensor = self._leaves.get(leaf.path)
         if tensor is None:
-            if leaf.probe is None:
+            if leaf.probe is None and leaf.packed and self._hold.pack is not None and self._hold.pack.is_mapped:
+                self._writer.map(leaf)
+                leaf.version = leaf.seen()
+            elif leaf.probe is None:
                 with files.io_errors(self.url, f"mapping leaf {path_text(leaf.path)}"):
                     self._writer.map(leaf)
                 leaf.version = leaf.seen()

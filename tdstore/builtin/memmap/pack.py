@@ -70,6 +70,11 @@ class Pack:
         """Take over a descriptor of the file."""
         self._fd = fd
 
+    @property
+    def is_mapped(self) -> bool:
+        """Check whether leaves can be shown without a call of the system."""
+        return self._memory is not None
+
     def map(self) -> None:
         """Map the file."""
         if self._memory is None:
@@ -80,7 +85,8 @@ class Pack:
         self.map()
         assert self._memory is not None
         flat = torch.frombuffer(self._memory, dtype=leaf.dtype, count=leaf.shape.numel(), offset=leaf.offset)
-        return flat if len(leaf.shape) == 1 else flat.view(leaf.shape)
+        # torch takes numbers in half the time of a `torch.Size`.
+        return flat if len(leaf.shape) == 1 else flat.view(*leaf.shape) if leaf.shape else flat.view(())
 
     def write(self, parts: Sequence[tuple[LeafFile, memoryview]]) -> None:
         """Write whole leaves, in few system calls where they lie beside each other."""

@@ -142,8 +142,10 @@ class MemmapStore(MemmapLeaves):
     def _open_existing(self) -> None:
         """Open, and again from the start whenever a writer replaced the store meanwhile."""
         assert self.location is not None
+        before: object = None  # looked at from the second attempt on: most succeed at the first
         for attempt in range(_ATTEMPTS):
-            before = fingerprint(self.location)
+            if attempt:
+                before = fingerprint(self.location)
             try:
                 self._open_once()
             except (StoreError, OSError) as error:
@@ -153,7 +155,7 @@ class MemmapStore(MemmapLeaves):
                 if attempt == _ATTEMPTS - 1 or getattr(error, "errno", None) == errno.EIO:
                     raise
                 await_commit(self.location, self._options["lock_timeout"])
-                if fingerprint(self.location) == before:
+                if attempt and fingerprint(self.location) == before:
                     raise
                 continue
             return
@@ -205,7 +207,8 @@ class MemmapStore(MemmapLeaves):
             self._leaves[leaf.path] = self._wrap(leaf)
         if shared and self._hold.pack is not None:
             self._writer.fill_pack()
-        self._mark_committed()
+        if shared:
+            self._mark_committed()
         if self._raw and self._options["verify"] != "none" and not now.crashed:
             done = whole_compare_limit(contents.leaves) if self._options["verify"] == "size" else sys.maxsize
             sure = [leaf for leaf in contents.leaves if leaf.nbytes > done and not now.skips(leaf)]
