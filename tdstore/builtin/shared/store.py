@@ -430,10 +430,19 @@ class SharedStore(TensorStore):
 class SharedHandle:
     """A reference to a shared store for another process; see `SharedStore.share_handle`."""
 
-    __slots__ = ("store",)
+    __slots__ = ("_unused", "store")
 
-    def __init__(self, store: SharedStore) -> None:
+    def __init__(self, store: SharedStore, *, unused: bool = False) -> None:
         self.store = store
+        self._unused = unused
+
+    def attach(self) -> SharedStore:
+        """Open the store: the one that was made when this was received, the first time, else another one."""
+        unused, self._unused = self._unused, False
+        store = self.store
+        if unused:
+            return store
+        return SharedStore(store._arena, timeout=store._timeout, path=store._path if store._by_name else None)
 
     def __reduce__(self) -> _Reduced:
         # Plain pickle: bytes that may be stored, or read anywhere. ForkingPickler does not come here.
@@ -451,8 +460,7 @@ class SharedHandle:
 
 def attach_shared(handle: SharedHandle) -> SharedStore:
     """Open the store of a handle: in the sender's own process, a second one on the same memory."""
-    store = handle.store
-    return SharedStore(store._arena, timeout=store._timeout, path=store._path if store._by_name else None)
+    return handle.attach()
 
 
 def _not_picklable(store: SharedStore) -> UnsupportedError:
@@ -470,12 +478,12 @@ def found(url: str, directory: str, writable: bool, token: bytes) -> SharedHandl
         raise StoreNotFoundError(
             f"{url} was replaced since this reference to it was made", url=url, hint=f"open {url} itself"
         )
-    return SharedHandle(store)
+    return SharedHandle(store, unused=True)
 
 
 def _received(message: tuple[Any, ...]) -> SharedHandle:
     """Unpickle the handle of an anonymous store."""
-    return SharedHandle(SharedStore(handoff.receive(handoff.Message(*message))))
+    return SharedHandle(SharedStore(handoff.receive(handoff.Message(*message))), unused=True)
 
 
 def _reduce_handle(handle: SharedHandle) -> _Reduced:

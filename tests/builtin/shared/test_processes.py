@@ -83,6 +83,20 @@ def test_receiving_twice_maps_once():
     assert again.store._arena is store._arena
 
 
+@pytest.mark.parametrize("location", [None, "shm://once"])
+def test_what_was_received_is_opened_once(shm, location):
+    """The store that a message makes is the one that its first opener gets; each further one is another."""
+    store = made(location)
+    handle: SharedHandle = ForkingPickler.loads(ForkingPickler.dumps(store.share_handle()))
+    first, second = attach_shared(handle), attach_shared(handle)
+    assert first is handle.store
+    assert second is not first
+    first.close()
+    assert second.view(("a",)).tolist() == attach_shared(handle).view(("a",)).tolist() == [0.0] * 4
+    own = store.share_handle()
+    assert attach_shared(own) is not store
+
+
 def test_what_was_received_is_let_go():
     gc.collect()
     handoff.collect(1000)
