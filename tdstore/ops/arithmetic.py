@@ -44,6 +44,44 @@ def _each3(fn: Callable[[Any, Any, Any], Tensor]) -> Callable[..., list[Tensor]]
     return over
 
 
+NUMBER_AS_TENSOR = frozenset({
+    torch._foreach_add, torch._foreach_sub, torch._foreach_mul, torch._foreach_div,
+    torch._foreach_add_, torch._foreach_sub_, torch._foreach_mul_, torch._foreach_div_,
+    _lt, _le, _gt, _ge, _rsub,
+})  # fmt: skip
+"""Functions that do the same with a number and with a tensor of it, if that has the dtype of the leaf. With a tensor
+they take half the time, since a number is made a tensor for each leaf, and converted to its dtype. A number divided by
+a tensor is not here: that multiplies by the reciprocal."""
+_FLOATS = frozenset({torch.float32, torch.float64})
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+
+def as_tensors(operand: Any, leaves: list[Tensor]) -> Any:
+    """Convert a list with one number for all leaves to tensors of their dtypes.
+
+    Other operands are returned as given, and numbers beside leaves that are no plain tensors of float32 or float64 in
+    main memory: other dtypes are promoted in another way by a tensor than by a number, or rounded.
+    """
+    if type(operand) is not list or len(operand) < 2:
+        return operand
+    number = operand[0]
+    if type(number) is not float and type(number) is not int:
+        return operand
+    made: dict[torch.dtype, Tensor] = {}
+    parts: list[Tensor] = []
+    for leaf in leaves:
+        dtype = leaf.dtype
+        if dtype not in _FLOATS or type(leaf) not in _PLAIN or not leaf.is_cpu:
+            return operand
+        if dtype not in made:
+            try:
+                made[dtype] = torch.scalar_tensor(number, dtype=dtype, device="cpu")
+            except RuntimeError:  # too large for it
+                return operand
+        parts.append(made[dtype])
+    return parts
+
+
 def _can_cast(source: torch.dtype, target: torch.dtype) -> bool:
     """Call `torch.can_cast`, which torch.compile cannot trace."""
     if source.is_complex or source.is_floating_point:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from tdstore.errors import InvalidArgumentError
 from tdstore.index.shapes import as_dim, as_size, chunk_size, expand_shape, flat_args, split_sizes, view_shape
@@ -53,8 +54,15 @@ class MoveOps(OpsBase):
         if new == old:
             return self._return_unchanged()
         n = len(old)
+
+        def viewed(t: Tensor) -> Tensor:
+            if flat and t.is_contiguous():
+                return t.flatten(0, n - 1)  # the shape of the features need not be looked at
+            return t.view(*new, *t.shape[n:]) if new else t.view(t.shape[n:])
+
+        flat = n > 0 and len(new) == 1
         return self._move(
-            lambda t: t.view(*new, *t.shape[n:]) if new else t.view(t.shape[n:]),
+            viewed,
             new,
             None,
             lambda v: v.reshape(old),
@@ -84,12 +92,14 @@ class MoveOps(OpsBase):
         if new == old:
             return self if inplace else self._return_unchanged()
         n = len(old)
-        result = self._move(
-            lambda t: t.reshape(*new, *t.shape[n:]) if new else t.reshape(t.shape[n:]),
-            new,
-            None,
-            lambda v: v.reshape(old),
-        )
+
+        def reshaped(t: Tensor) -> Tensor:
+            if flat:
+                return t.flatten(0, n - 1)  # the shape of the features need not be looked at
+            return t.reshape(*new, *t.shape[n:]) if new else t.reshape(t.shape[n:])
+
+        flat = n > 0 and len(new) == 1
+        result = self._move(reshaped, new, None, lambda v: v.reshape(old))
         return self._apply_inplace_result(result, "reshape", inplace)
 
     def permute(self, *args: Any, dims: Sequence[int] | None = None) -> Self:
@@ -326,8 +336,9 @@ class MoveOps(OpsBase):
         """
         old = self.batch_size
         at = as_dim(dim, len(old))
-        new = torch.Size((*old[:at], *old[at + 1 :]))
-        return self._fan_out(lambda t: t.unbind(at), [new] * old[at], _without(self._dim_names(), [at]))
+        new = torch.Size((*old[:at], *old[at + 1 :])) if at else old[1:]
+        rows = Tensor.unbind if not at else lambda t: t.unbind(at)  # without a dimension it takes less time
+        return self._fan_out(rows, [new] * old[at], _without(self._dim_names(), [at]))
 
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
         """Split a batch dimension into pieces, sharing memory.
@@ -352,9 +363,10 @@ class MoveOps(OpsBase):
         old = self.batch_size
         at = as_dim(dim, len(old))
         sizes = split_sizes(old[at], split_size)
-        batches = [torch.Size((*old[:at], n, *old[at + 1 :])) for n in sizes]
+        first = torch.Size((*old[:at], *sizes[:1], *old[at + 1 :]))
+        batches = [first if n == sizes[0] else torch.Size((*old[:at], n, *old[at + 1 :])) for n in sizes]
         return self._fan_out(
-            lambda t: nested.split(t, sizes, at) if t.is_nested else t.split(sizes, at),
+            lambda t: nested.split(t, sizes, at) if t.is_nested else t.split_with_sizes(sizes, at),
             batches,
             self._dim_names(),
             keep_lock=True,

@@ -25,7 +25,7 @@ from tdstore.ops.reductions import Reduction, State
 from tdstore.tensordicts.lazystack.parts import merge_states, pieces, reduced_size
 from tdstore.tensordicts.lazystack.routing import Traced, merges_dims, trace, wants_view
 from tdstore.tensordicts.lazystack.writing import LazyWrites
-from tdstore.tensordicts.resident.entries import ResidentTree
+from tdstore.tensordicts.resident.leafwise import LeafwiseTree
 from tdstore.types import Names, Path
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class LazyOps(LazyWrites):
         arguments: list[list[Any]] = [[] for _ in columns]
         for i, td in enumerate(self._tds):
             mine: list[Tensor] = []
-            if not isinstance(td, ResidentTree) or td._state & LOCKED or not td._collect(mine):
+            if not isinstance(td, LeafwiseTree) or td._state & LOCKED or not td._collect(mine):
                 return None
             for into, column in zip(arguments, columns, strict=True):
                 part = td._operand(column[i], mine)
@@ -302,7 +302,7 @@ class LazyOps(LazyWrites):
     # -- reductions --------------------------------------------------------------------------
     def _reduced(self, kind: Reduction, over: Over, keepdim: bool, batch_size: torch.Size, names: Names) -> Any:
         """Reduce: stack first where that is possible and in memory, else merge the results of the elements."""
-        if all(isinstance(td, ResidentTree) for td in self._tds):
+        if all(isinstance(td, LeafwiseTree) for td in self._tds):
             try:
                 return self._resident()._reduced(kind, over, keepdim, batch_size, names)
             except UnevenError:

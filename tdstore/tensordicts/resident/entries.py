@@ -14,8 +14,6 @@ from tdstore.container.core.dim_names import extend_names, names_below, names_mo
 from tdstore.container.core.locks import BOUND, CONSOLIDATED, LOCKED, MAPPED, READONLY, SHARED
 from tdstore.container.entries.nested_tensors import leaf_shape
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
-from tdstore.container.functions.broadcast import below, check_leaves, tensor_operands, uneven, widened
-from tdstore.container.functions.compare import equal_positions, keys_compared
 from tdstore.container.storage.change_plan import Prepared, Undo
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, assign
 from tdstore.container.values.shapes import constant
@@ -24,20 +22,17 @@ from tdstore.errors import BatchSizeError, InvalidTypeError, KeyNotFoundError
 from tdstore.index.index_terms import as_terms, torch_terms
 from tdstore.index.rows import put
 from tdstore.index.selection import checked_terms, index_shape
-from tdstore.index.tracing import mapped, one_by_one
 from tdstore.ops.reduce import Over
 from tdstore.ops.reductions import Reduction
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.resident.write_checks import (
     check_copies,
-    check_operands,
     check_rows_of_values,
     fits,
     planned_below,
-    rehearse,
 )
-from tdstore.types import Names, path_text
+from tdstore.types import Names
 
 VIEW_FLAGS = READONLY | MAPPED | SHARED
 """What a view of the entries inherits."""
@@ -303,42 +298,54 @@ class ResidentTree(TensorDictBase):
         keep_lock: bool = False,
     ) -> tuple[Self, ...]:
         parts = self._fan_tree(fn, batch_sizes, names)
-        if not self._state:
-            return parts
         flagged = self._state & (MAPPED | SHARED)
-        for part in parts:
-            if flagged:
-                part._mark(self._state & VIEW_FLAGS)
-            if (keep_lock or flagged) and self._state & LOCKED:
-                part.lock_()
+        if self._state:
+            for part in parts:
+                if flagged:
+                    part._mark(self._state & VIEW_FLAGS)
+                if (keep_lock or flagged) and self._state & LOCKED:
+                    part.lock_()
         return parts
 
     def _fan_tree(
         self, fn: Callable[[Tensor], Sequence[Tensor]], batch_sizes: Sequence[torch.Size], names: Names
     ) -> tuple[Self, ...]:
         columns: list[Sequence[Any]] = []
+        plain, n = self._resident_class, len(self._batch_size)
         for value in self._data.values():
-            if type(value) is Tensor or is_batched(value):
+            if type(value) is Tensor:
                 columns.append(fn(value))
-            elif type(value) is self._resident_class and len(value._batch_size) == len(self._batch_size):
+            elif type(value) is plain and len(value._batch_size) == n:
                 columns.append(value._fan_tree(fn, batch_sizes, names))
-            elif isinstance(value, UnbatchedTensor):
+            elif is_batched(value):
+                columns.append(fn(value))
+            elif isinstance(value, UnbatchedTensor) or (
+                isinstance(value, NonTensorData) and value.batch_size == self._batch_size
+            ):
                 columns.append([value.for_batch(b) for b in batch_sizes])
             elif isinstance(value, NonTensor):
                 columns.append(value.spread(fn))
             else:
-                more = self._fitting(value).batch_size[len(self._batch_size) :]
+                more = self._fitting(value).batch_size[n:]
                 wide = [torch.Size((*b, *more)) for b in batch_sizes] if more else batch_sizes
-                deeper = names_moved(names, value, len(self._batch_size), len(wide[0])) if wide else None
+                deeper = names_moved(names, value, n, len(wide[0])) if wide else None
                 columns.append(value._walkable()._fan_tree(fn, wide, deeper))
-        keys = tuple(self._data)
-        state, device, new = self._state & READONLY, self._device, self._new
-        if not columns:
-            return tuple(new({}, b, device, names, state) for b in batch_sizes)
-        return tuple(
-            new(dict(zip(keys, row)), b, device, names, state)  # noqa: B905  # a column for each key
-            for b, row in zip(batch_sizes, zip(*columns, strict=True), strict=True)
-        )
+        cls = type(self._new({}, self._batch_size, None, None))  # parts of parameters are no parameters
+        state, device = self._state & READONLY, self._device
+        parts: list[Self] = []
+        for batch in batch_sizes:
+            td: Self = _allocate(cls)  # `_new`, without a call for each
+            td._data = {}
+            td._batch_size = batch
+            td._device = device
+            td._names = names
+            td._state = state
+            td._parents = td._undo = td._binding = None
+            parts.append(td)
+        for key, column in zip(self._data, columns, strict=True):
+            for td, part in zip(parts, column, strict=True):
+                td._data[key] = part
+        return tuple(parts)  # a list would not get the class of a nested tensorclass again
 
     def _leaf_list(self) -> list[Tensor]:
         out: list[Tensor] = []
@@ -378,78 +385,6 @@ class ResidentTree(TensorDictBase):
                 data[key] = value._walkable()._with_leaves(leaves)
         return self._new(data, self._batch_size, self._device, self._names)
 
-    def _foreach(self, fn: Callable[..., Sequence[Tensor]], *operands: Any) -> Self:
-        keep_lock = self._state & LOCKED and not any(isinstance(o, Tensor) and o.ndim for o in operands)
-        if (differ := uneven(self, operands)) and (wide := widened(self, operands)) is not None:
-            result: Self = wide[0]._foreach(fn, *wide[1])
-            return result.lock_() if keep_lock else result
-        leaves: list[Tensor] = []
-        if not self._collect(leaves):
-            return self._mixed(lambda node, *parts: node._foreach(fn, *parts), operands)
-        if not leaves:
-            return self._with_leaves(iter(()))
-        if mapped():
-            fn = one_by_one(fn)
-        parts = [self._operand(o, leaves) for o in operands]
-        try:
-            made = fn(leaves, *parts)
-        except RuntimeError as error:
-            if "Autograd not support dtype" not in str(error):
-                raise
-            made = one_by_one(fn)(leaves, *parts)  # integers beside parameters, as in a batch norm
-        if differ:
-            check_leaves(made, self._batch_size)
-        td = self._with_leaves(iter(made))
-        return td.lock_() if keep_lock else td
-
-    def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
-        if self._state & READONLY:
-            self._check_writable()
-        leaves: list[Tensor] = []
-        if not self._collect(leaves) or self._trains_below(leaves):
-            self._mixed(lambda node, *parts: node._foreach_(fn, *parts), operands, exact=False)
-        elif leaves:
-            parts = [self._operand(o, leaves, exact=False) for o in operands]
-            for part in parts:
-                if isinstance(part, list) and isinstance(part[0], Tensor):
-                    check_operands(leaves, part)
-            rehearse(fn, leaves, parts)
-            if HOLES:
-                for leaf in leaves:
-                    reserve(leaf)
-            if mapped():
-                fn = one_by_one(fn)
-            fn(leaves, *parts)
-        return self
-
-    def _trains_below(self, leaves: list[Tensor]) -> bool:
-        """Return whether a nested TensorDict has its own way to write leaves that require gradients."""
-        if not (torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)):
-            return False
-        below = [group for group in self._groups() if isinstance(group, ResidentTree)]
-        return any(type(g)._foreach_ is not ResidentTree._foreach_ or g._trains_below(leaves) for g in below)
-
-    def _mixed(self, run: Callable[..., Any], operands: tuple[Any, ...], *, exact: bool = True) -> Self:
-        """Level by level, where containers of another kind are below: each does it in its own way."""
-        tensors = {k: v for k, v in self._data.items() if isinstance(v, Tensor)}  # unbatched ones too
-        data = dict(self._data)
-        names = set(self._tensors_only())
-        batch = self._batch_size
-        for o in operands:
-            other_keys = set(o._tensors_only()) if isinstance(o, Container) else names  # type: ignore[attr-defined]
-            if mismatched := names ^ other_keys if exact else names - other_keys:
-                raise KeyNotFoundError(f"keys {sorted(mismatched)} are in one TensorDict and not in the other")
-        parts = [o.select(*tensors) if isinstance(o, Container) else o for o in operands]
-        data.update(run(self._new(tensors, self._batch_size, self._device, self._names), *parts).items())
-        for key, value in self._data.items():
-            if isinstance(value, Container):
-                theirs = [o._raw(key) if isinstance(o, Container) else below(o, batch, value) for o in operands]
-                data[key] = run(value, *theirs)
-        td = self._new(data, self._batch_size, self._device, self._names)
-        if self._state & LOCKED and not any(isinstance(o, Tensor) and o.ndim for o in operands):
-            td.lock_()
-        return td
-
     def _in_rows(self) -> Self:
         if self._collect([]):
             return self
@@ -466,49 +401,6 @@ class ResidentTree(TensorDictBase):
                 reserve(leaf)
         made: Self = super()._map_leaves(*args, inplace=inplace, **kwargs)
         return made
-
-    def _operand(self, other: Any, leaves: list[Tensor], *, exact: bool = True) -> Any:
-        """Return the operand of a leaf-wise function: a list with one per leaf, or a scalar.
-
-        `exact=False` lets a TensorDict have entries that this one lacks: they are left alone.
-        """
-        kind = type(other)
-        if kind is int or kind is float:
-            return [other] * len(leaves)
-        if isinstance(other, Container):
-            matched: list[Tensor] = []
-            self._match(other._resident(), matched, (), exact)
-            return matched
-        if isinstance(other, Tensor) and other.ndim:
-            return tensor_operands(other, self._batch_size, [leaf.ndim for leaf in leaves])
-        if isinstance(other, Tensor):
-            return [other] * len(leaves)
-        if isinstance(other, (list, tuple, dict, str)):
-            raise InvalidTypeError(f"a TensorDict cannot be combined with a {type(other).__name__}")
-        return other
-
-    def _match(self, other: Any, out: list[Tensor], path: tuple[str, ...], exact: bool) -> None:
-        """List the leaves of `other` in the order of this tree's: matched by key, never by position."""
-        theirs = other._data
-        for key, value in self._data.items():
-            if isinstance(value, NonTensor) and not isinstance(value, UnbatchedTensor):
-                continue
-            try:
-                match = theirs[key]
-            except KeyError:
-                raise KeyNotFoundError(f"{path_text((*path, key))} is in one TensorDict and not in the other") from None
-            if isinstance(value, Tensor):
-                if not isinstance(match, Tensor):
-                    raise KeyNotFoundError(f"entry {path_text((*path, key))} is a tensor on one side only")
-                out.append(match.wrapped if isinstance(match, UnbatchedTensor) else match)
-            elif isinstance(match, Container):
-                value._resident()._match(match._resident(), out, (*path, key), exact)
-            else:
-                raise KeyNotFoundError(f"entry {path_text((*path, key))} is a TensorDict on one side only")
-        if exact and len(theirs) != len(self._data):
-            extra = next((k for k in theirs if k not in self._data), None)
-            if extra is not None:
-                raise KeyNotFoundError(f"{path_text((*path, extra))} is in one TensorDict and not in the other")
 
     def _reduced(self, kind: Reduction, over: Over, keepdim: bool, batch_size: torch.Size, names: Names) -> Self:
         def stack(value: Any, batch: torch.Size, deeper: Names) -> Any:
@@ -566,34 +458,3 @@ class ResidentTree(TensorDictBase):
                 if (one := constant(value, at)) is not None:
                     data[key] = one.move(lambda t: t.reshape(batch_size))
         return self._new(data, batch_size, self._device, names)
-
-    def _compared(self, other: Any, op: Callable[..., Tensor]) -> Self:
-        """Compare leaf-wise by `op` (eq or ne). Beside numbers and tensors, values are empty TensorDicts."""
-        if uneven(self, (other,)) and (wide := widened(self, (other,))) is not None:
-            result: Self = wide[0]._compared(wide[1][0], op)
-            return result
-        data: dict[str, Any] = {}
-        nested, other = (True, other._resident()) if isinstance(other, Container) else (False, other)
-        for key in keys_compared(self._data, other._data) if nested else self._data:
-            value, theirs = self._data.get(key), other._data.get(key) if nested else other
-            if type(value) is Tensor and type(theirs) is (Tensor if nested else int):
-                data[key] = op(value, theirs)
-            elif isinstance(value, Container) and (not nested or isinstance(theirs, Container)):
-                value = value if isinstance(value, self._stack_class) else value._resident()  # elements may differ
-                data[key] = value._compared(theirs if nested else below(theirs, self._batch_size, value), op)
-            elif isinstance(value, UnbatchedTensor) and (isinstance(theirs, Tensor) or not nested):
-                data[key] = value.compared(theirs, op)
-            elif isinstance(value, UnbatchedTensor):
-                same = value.same(theirs if isinstance(theirs, NonTensor) else None)
-                data[key] = torch.full(self._batch_size, same == (op is torch.eq))
-            elif isinstance(value, NonTensor) and not nested:
-                data[key] = self._new({}, value.batch_size, None, None)
-            elif value is None or isinstance(value, NonTensor) or isinstance(theirs, NonTensor):
-                one, two = (value, theirs) if isinstance(value, NonTensor) else (theirs, value)
-                same_at = equal_positions(one, two, self._batch_size)
-                data[key] = same_at if op is torch.eq else ~same_at
-            elif isinstance(theirs, Tensor) and not nested:
-                data[key] = op(value, self._operand(theirs, [value])[0])
-            else:
-                data[key] = op(value, theirs)
-        return self._new(data, self._batch_size, self._device, self._names)

@@ -37,7 +37,7 @@ from tdstore.io.mapped import seen_by_others, sent
 from tdstore.keys import key_text, unravel
 from tdstore.pickling import rebuild
 from tdstore.storekit.pages import HOLES, reserve
-from tdstore.tensordicts.resident.entries import ResidentTree
+from tdstore.tensordicts.resident.leafwise import LeafwiseTree
 from tdstore.types import LeafSpec, Names, NestedKey, Path, Read, Write, path_text
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class _Closed(dict[str, Any]):
     get = items = keys = values = update = pop = clear = _refuse
 
 
-class BindingMixin(ResidentTree):
+class BindingMixin(LeafwiseTree):
     """What saving and loading need of an in-memory container."""
 
     __slots__ = ()
