@@ -23,11 +23,16 @@ from concurrent.futures import Future
 from types import FunctionType, MemberDescriptorType
 from typing import Any
 
+from torch import Size
+
 from tdstore.container.core.container import Container
 from tdstore.container.core.tensorclasses import Typed, unwrap
 from tdstore.container.persistence.saving import later
 
-_OWN = {"__new__", "__init__", "__init_subclass__", "__class_getitem__", "__getattr__", "__setattr__", "__delattr__"}
+_OWN = {
+    "__new__", "__init__", "__init_subclass__", "__class_getitem__", "__getattr__", "__setattr__", "__delattr__",
+    "__reduce_ex__",
+}  # fmt: skip
 
 
 def install(target: type[Typed], source: type) -> None:
@@ -58,7 +63,9 @@ def again(cls: type[Typed], made: Any) -> Any:
     """Wrap a result of the container again where it is of the same kind."""
     if isinstance(made, Container):
         return cls._wrap_if_fits(made)
-    if isinstance(made, tuple) and made and all(isinstance(part, Container) for part in made):
+    if type(made) is Size or not isinstance(made, tuple) or not made:
+        return made
+    if all(isinstance(part, Container) for part in made):
         parts = tuple(cls._wrap_if_fits(part) for part in made)
         kind: Any = type(made)  # of `max` and its kin: torch.return_types.max
         return parts if kind is tuple else kind(parts)
@@ -122,7 +129,8 @@ def _class_method(name: str, fn: Callable[..., Any], source: type) -> Any:
 
 def _attribute(name: str, doc: str | None) -> property:
     def get(self: Any) -> Any:
-        return again(type(self), getattr(self._tensordict, name))
+        made = getattr(self._tensordict, name)
+        return made if type(made) is Size else again(type(self), made)
 
     def put(self: Any, value: Any) -> None:
         setattr(self._tensordict, name, value)

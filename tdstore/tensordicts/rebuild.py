@@ -27,7 +27,7 @@ from tdstore.index import plans, selection
 from tdstore.pickling import register, register_class
 from tdstore.tensordicts.lazystack import stack
 from tdstore.tensordicts.persistent import persistent
-from tdstore.tensordicts.resident import store_backed
+from tdstore.tensordicts.resident import leaf_pickles, store_backed
 from tdstore.tensordicts.resident.tensordict import TensorDict
 
 
@@ -70,6 +70,8 @@ def _mapped_part(name: Any, dtype: torch.dtype, offset: Any, shape: Any, stride:
 def register_kinds() -> None:
     """Register all kinds of objects, so that `pickle` and `torch.load` rebuild them."""
     register("TensorDict", store_backed.rebuilt, safe=store_backed.rebuilt)
+    register("TensorDict.leaves", leaf_pickles.rebuilt, safe=leaf_pickles.rebuilt)
+    register("bytes", leaf_pickles.from_bytes, safe=leaf_pickles.from_bytes)
     register("TensorDict.stored", store_backed.reopened, safe=_stored)
     register("LazyStackedTensorDict", stack.rebuilt, safe=stack.rebuilt)
     register("PersistentTensorDict", persistent.rebuilt, safe=persistent.rebuilt)

@@ -48,7 +48,10 @@ class Typed(Container):
     @classmethod
     def _extra_keys(cls, td: Any) -> list[str]:
         """Return the entries that a container of this class cannot have."""
-        return [] if cls._open else [key for key in td._first_keys() if key not in cls._field_names]
+        keys = td._first_keys()
+        if cls._open or cls._field_names.issuperset(keys):
+            return []
+        return [key for key in keys if key not in cls._field_names]
 
 
 # -- the classes of this process -------------------------------------------------------------

@@ -37,6 +37,7 @@ from tdstore.io.mapped import seen_by_others, sent
 from tdstore.keys import key_text, unravel
 from tdstore.pickling import rebuild
 from tdstore.storekit.pages import HOLES, reserve
+from tdstore.tensordicts.resident import leaf_pickles
 from tdstore.tensordicts.resident.leafwise import LeafwiseTree
 from tdstore.types import LeafSpec, Names, NestedKey, Path, Read, Write, path_text
 
@@ -465,6 +466,12 @@ class BindingMixin(LeafwiseTree):
                 group._mark_closed(url)
 
     # -- travelling --------------------------------------------------------------------------
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # Files of `torch.save` are written with protocol 2, and stay as they are.
+        if protocol >= 4 and type(self) is self._resident_class and not self._state & ~LOCKED and self._binding is None:
+            return leaf_pickles.reduced(self)
+        return self.__reduce__()
+
     def __reduce__(self) -> tuple[Any, ...]:
         if self._binding is not None and self._state & (MAPPED | SHARED) and self._binding[0].pickles_by_name():
             return self._reference()
