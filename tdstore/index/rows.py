@@ -22,6 +22,7 @@ _THREADS_PAY = 8 << 20
 """Below this many bytes waking OpenMP threads can cost more (13 ms on a busy machine) than it saves."""
 _ROW = 32
 """From rows of this many bytes on numpy scatters faster than torch."""
+_UINT64 = np.dtype(np.uint64)
 _ONE_THREAD = 8192
 """Up to this many elements torch writes rows in the order given; of more, threads may write some at once."""
 _PARALLEL_ROWS = 4096
@@ -140,12 +141,12 @@ def put_rows(leaf: Tensor, rows: Tensor, value: Tensor) -> None:
     Args:
         value: of the shape `[len(rows), *leaf.shape[1:]]`, on any device.
     """
-    dtype = leaf.dtype
-    if value.dtype is not dtype or value.device != leaf.device:
+    dtype, on_cpu = leaf.dtype, leaf.is_cpu
+    if value.dtype is not dtype or not ((on_cpu and value.is_cpu) or value.device == leaf.device):
         value = value.to(leaf.device, dtype)
     elif (value._is_view() or leaf._is_view()) and value.untyped_storage()._cdata == leaf.untyped_storage()._cdata:
         value = value.clone()  # torch refuses some that lie over one another, others it reads as it writes
-    if value.numel() <= _ONE_THREAD and dtype in _COPIED and leaf.is_cpu:
+    if on_cpu and dtype in _COPIED and value.numel() <= _ONE_THREAD:
         leaf.index_copy_(0, rows, value)  # in order, at half the cost
     elif len(rows) > _PARALLEL_ROWS:
         scatter(leaf, (rows,), value)
@@ -322,9 +323,10 @@ def check_rows(rows: Tensor, size: int, dim: int = 0) -> Tensor:
         return torch.where(rows < 0, rows + size, rows)
     if not rows.numel():
         return rows
-    if rows.device.type == "cpu" and type(rows) is Tensor:
-        array = rows.numpy()  # for the few hundred rows of a batch, half the cost of torch.aminmax
-        if np.maximum.reduce(array.view(np.uint64), None) < size:  # negative ones are the largest of all here
+    if type(rows) is Tensor and rows.is_cpu:
+        array = rows.numpy()
+        unsigned = array.view(_UINT64)  # negative ones are the largest of all here
+        if unsigned.item(unsigned.argmax()) < size:  # a quarter of the time of `max`, for the rows of a batch
             return rows
         low, high = int(array.min()), int(array.max())
     else:

@@ -20,7 +20,7 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 def traced() -> bool:
     """Check whether values are out of reach: under `torch.compile`, `torch.vmap` and the like, or `FakeTensorMode`."""
-    return is_compiling() or _level() is not None or fake_mode()
+    return is_compiling() or _level() is not None or _mode(_FAKE) is not None
 
 
 def symbolic(size: Sequence[int]) -> bool:

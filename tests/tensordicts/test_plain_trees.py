@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tdstore import TensorDict
+from tdstore import NonTensorData, TensorDict, TensorDictParams
 from tdstore.container.core.key_views import ItemsView, ValuesView
 from tdstore.errors import BatchSizeError
 
@@ -69,3 +69,41 @@ def test_items_and_values_of_all_levels_are_those_of_the_views(names: list[str] 
         tensors = [(v, w) for (_, v), (_, w) in zip(seen, wanted, strict=True) if type(w) is torch.Tensor]
         assert tensors
         assert all(torch.equal(v, w) for v, w in tensors)
+
+
+@pytest.mark.parametrize("parts", [lambda td: td.unbind(0), lambda td: td.split(2), lambda td: td.split([1, 2])])
+def test_parts_of_parameters_are_tensordicts(parts: Callable[[Any], Any]) -> None:
+    td = tree().float()
+    for part, plain in zip(parts(TensorDictParams(td)), parts(td), strict=True):
+        assert type(part) is TensorDict and part.batch_size == plain.batch_size
+        assert all(torch.equal(part[key], plain[key]) for key in plain.keys(True, True))
+
+
+@pytest.mark.parametrize("batch", [(3,), (3, 4), (2, 3, 4)])
+@pytest.mark.parametrize("index", [0, slice(1, 2), None, [1, 0], (..., 0), (slice(None), 0), torch.tensor([True] * 3)])
+def test_values_take_the_batch_size_of_rows(batch: tuple[int, ...], index: Any) -> None:
+    td = TensorDict({"a": torch.zeros(batch), "s": "text", "n": {"t": NonTensorData([1], batch)}}, batch)
+    try:
+        want = torch.zeros(batch)[index].shape
+    except IndexError:
+        return
+    part = td[index]
+    assert part.batch_size == want
+    assert part._data["s"].batch_size == want and part._data["n"]._data["t"].batch_size == want
+    assert part["s"] == "text" and part["n", "t"] == [1]
+
+
+def test_values_of_parts() -> None:
+    td = TensorDict({"a": torch.zeros(3, 4), "s": "text", "long": NonTensorData("x", [3, 4])}, [3])
+    for part in (*td.unbind(0), *td.split(1), td[torch.tensor([0])], td[0]):
+        assert part["s"] == "text" and part._data["s"].batch_size == part.batch_size
+        assert part._data["long"].batch_size == (*part.batch_size, 4)
+
+
+def test_views_of_tensors_that_are_not_contiguous() -> None:
+    td = TensorDict({"a": torch.arange(12).reshape(4, 3).T, "b": torch.zeros(3, 4)}, [3, 4])
+    with pytest.raises(RuntimeError, match="view"):
+        td.view(-1)
+    flat = td.reshape(-1)
+    assert torch.equal(flat["a"], td["a"].reshape(-1)) and flat["b"].data_ptr() == td["b"].data_ptr()
+    assert TensorDict({"a": torch.zeros(2, 0, 5)}, [2, 0]).view(-1)["a"].shape == (0, 5)

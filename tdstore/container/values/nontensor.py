@@ -264,7 +264,15 @@ class NonTensorData(Element, NonTensor, ValueMethods):
         return NonTensorStack._make(*Padding.of(self.batch_size, pad_size, value).of_values(found, self.batch_size))
 
     def for_batch(self, batch_size: torch.Size) -> NonTensorData:
-        return type(self)(self.data, batch_size)
+        cls, data = type(self), self.data
+        checked = cls is NonTensorData and type(data) is not LinkedList
+        return cls._unchecked(data, batch_size) if checked else cls(data, batch_size)
+
+    @classmethod
+    def _unchecked(cls, data: Any, batch_size: torch.Size) -> Self:
+        made = cls.__new__(cls)
+        made._data, made.batch_size, made._names = data, batch_size, None
+        return made
 
     def written(self, index: Any, part: NonTensor) -> NonTensor:
         if isinstance(part, NonTensorData) and equal(self.data, part.data):
@@ -307,12 +315,6 @@ class MetaData(NonTensorData):
 
     def __class_getitem__(cls, kind: Any) -> Any:
         return typed_metadata.class_for(cls, kind)
-
-    @classmethod
-    def _unchecked(cls, data: Any, batch_size: torch.Size) -> Self:
-        made = cls.__new__(cls)
-        made._data, made.batch_size = data, batch_size
-        return made
 
     def for_batch(self, batch_size: torch.Size) -> MetaData:
         return self._unchecked(self.data, batch_size)

@@ -26,7 +26,6 @@ from tdstore.tensordicts.resident.write_checks import are_plain, check_copies, c
 from tdstore.types import Names
 
 _ALL = slice(None)
-_NEW = (None,)
 _FEW = 64
 """Up to this many rows Python checks a list faster than numpy does."""
 _PAGE = 4096
@@ -65,22 +64,24 @@ class IndexedTree(BindingMixin):
             new = torch.Size((max(0, -(-(stop - start) // step)), *batch[1:]))
             return self._view_at(index, new, self._names, len(batch))
         if index is None:
-            return self._view_at(_NEW, torch.Size((1, *batch)), self._names and (None, *self._names), len(batch))
-        listed = kind is Tensor and index.dtype is torch.int64 and index.ndim == 1
-        if listed and self._starts_with_cpu_tensor() and not traced():
-            try:  # torch checks the rows as it copies them: good ones need not be checked before
-                return self._take(index, torch.Size((index.shape[0], *batch[1:])), self._names, len(batch))
-            except IndexError:
-                rows = self._rows_of(index)  # negative rows, or the error to tell
-        else:
-            rows = None if traced() else self._rows_of(index)
+            return self._view_at(None, torch.Size((1, *batch)), self._names and (None, *self._names), len(batch))
+        rows: Tensor | None = None
+        if not traced():
+            if kind is Tensor and index.dtype is torch.int64 and index.ndim == 1 and self._starts_with_cpu_tensor():
+                try:  # torch checks the rows as it copies them: good ones need not be checked before
+                    return self._take(index, torch.Size((index.shape[0], *batch[1:])), self._names, len(batch))
+                except IndexError:
+                    rows = self._rows_of(index)  # negative rows, or the error to tell
+            else:
+                rows = self._rows_of(index)
         if rows is None:
             return self._at_terms(as_terms(index))
         return self._take(rows, torch.Size((rows.shape[0], *batch[1:])), self._names, len(batch))
 
     def _starts_with_cpu_tensor(self) -> bool:
-        first = next(iter(self._data.values()), None)
-        return is_batched(first) and first.device.type == "cpu"
+        for first in self._data.values():
+            return is_batched(first) and first.is_cpu
+        return False
 
     def _rows_of(self, index: Any) -> Tensor | None:
         """Return rows of the first dimension for a list, mask, range, array or 1-D tensor, checked once for all."""
@@ -114,8 +115,10 @@ class IndexedTree(BindingMixin):
                     below = self._fitting(value)._batch_size
                     deeper = indexed_names(value._names, index, len(below))
                     data[key] = value._view_at(index, torch.Size((*new, *below[n:])), deeper, len(below))
+            elif is_batched(value):
+                data[key] = rows_at(value, index)
             else:
-                data[key] = rows_at(value, index) if is_batched(value) else _value_at(value, index, new)
+                data[key] = _value_at(value, index, self._batch_size, new)
         td = self._new(data, new, self._device, names)
         if self._state & VIEW_FLAGS:
             td._state = self._state & VIEW_FLAGS
@@ -127,13 +130,29 @@ class IndexedTree(BindingMixin):
         """Copy rows of the first dimension row by row, several times faster than elementwise indexing."""
         data: dict[str, Any] = {}
         array = rows.numpy() if rows.is_cpu else None
+        page = _PAGE * self._batch_size[0]
         for key, value in self._data.items():
-            if is_batched(value):
-                data[key] = _take_rows(value, rows, array)
+            if type(value) is Tensor or is_batched(value):
+                # For rows of up to a page numpy's gather takes half the time of torch's (it copies what is not
+                # contiguous).
+                if (
+                    array is not None
+                    and value.dtype in _NUMPY
+                    and value.is_cpu
+                    and not (value.is_nested or value.requires_grad)
+                    and value.ndim > 1
+                    and value.nbytes <= page
+                    and value.is_contiguous()
+                ):
+                    data[key] = torch.from_numpy(value.numpy().take(array, 0))
+                else:
+                    data[key] = _take_rows(value, rows)
             elif isinstance(value, IndexedTree):
                 below = value._batch_size
                 wide = new if len(below) == n else torch.Size((*new, *self._fitting(value)._batch_size[n:]))
                 data[key] = value._take(rows, wide, value._names, len(value._batch_size))
+            elif isinstance(value, NonTensorData) and value.batch_size == self._batch_size:
+                data[key] = value.for_batch(new)
             elif isinstance(value, NonTensor):
                 data[key] = value.rows(rows)
             else:
@@ -181,12 +200,12 @@ class IndexedTree(BindingMixin):
         if not batch or not isinstance(value, IndexedTree) or self._state & (READONLY | MAPPED):
             return False
         if kind is int and -batch[0] <= index < batch[0]:
-            new = batch[1:]
+            if value._batch_size != batch[1:]:
+                return False
         elif kind is slice and (index.step is None or index.step > 0):
-            new = torch.Size((len(range(*index.indices(batch[0]))), *batch[1:]))
+            if value._batch_size != (len(range(*index.indices(batch[0]))), *batch[1:]):
+                return False
         else:
-            return False
-        if value._batch_size != new:
             return False
         views: list[Tensor] = []
         sources: list[Tensor] = []
@@ -205,7 +224,7 @@ class IndexedTree(BindingMixin):
             return False
         for key, mine in self._data.items():
             match = theirs.get(key)
-            if type(mine) is Tensor and type(match) is Tensor:
+            if type(mine) is Tensor is type(match):
                 view = mine[index]
                 if (
                     view.shape != match.shape
@@ -285,8 +304,14 @@ class IndexedTree(BindingMixin):
                     return False
                 try:
                     shape, wanted = match.shape, mine.shape
-                    if len(shape) - other_n != len(wanted) - n or (
-                        len(wanted) > n and (shape[other_n:] if other_n else shape) != wanted[n:]
+                    features = len(wanted) - n
+                    if (
+                        len(shape) - other_n != features
+                        or not (
+                            not features
+                            or (features == 1 and shape[-1] == wanted[-1])  # slices of shapes take ten times longer
+                            or (shape[other_n:] if other_n else shape) == wanted[n:]
+                        )
                     ):
                         return False
                 except RuntimeError:  # a nested tensor
@@ -313,13 +338,13 @@ def _basic_shape(terms: tuple[Any, ...], batch: torch.Size) -> tuple[tuple[Any, 
         The terms with the ellipsis as slices, since it must not reach into the feature dimensions of a leaf; and the
         batch size, or None where all of the batch is taken. None for an index of another kind, or with an error.
     """
-    dots = -1
+    dots, used = -1, 0
     for at, term in enumerate(terms):
-        if term is Ellipsis:
+        if term is Ellipsis and dots < 0:
             dots = at
-            break
+        elif term is not None:
+            used += 1
     if dots >= 0:
-        used = sum(term is not None for term in terms) - 1
         terms = (*terms[:dots], *(_ALL,) * (len(batch) - used), *terms[dots + 1 :])
     sizes: list[int] = []
     at, whole = 0, True
@@ -348,9 +373,11 @@ def _basic_shape(terms: tuple[Any, ...], batch: torch.Size) -> tuple[tuple[Any, 
     return terms, None if whole else torch.Size((*sizes, *batch[at:]))
 
 
-def _value_at(value: Any, index: Any, new: torch.Size) -> Any:
-    """Return an entry without tensor rows at an index that gives the batch size `new`."""
-    return value.for_batch(new) if isinstance(value, UnbatchedTensor) else value[index]
+def _value_at(value: Any, index: Any, batch: torch.Size, new: torch.Size) -> Any:
+    """Return an entry without tensor rows at an index that gives the batch size `new` of `batch`."""
+    if isinstance(value, UnbatchedTensor) or (isinstance(value, NonTensorData) and value.batch_size == batch):
+        return value.for_batch(new)
+    return value[index]
 
 
 def _few_rows(index: list[Any], size: int) -> Tensor | None:
@@ -368,20 +395,9 @@ def _range_rows(index: range, size: int) -> Tensor:
     return check_rows(rows, size)
 
 
-def _take_rows(leaf: Tensor, rows: Tensor, array: np.ndarray[Any, Any] | None) -> Tensor:
+def _take_rows(leaf: Tensor, rows: Tensor) -> Tensor:
     if leaf.is_nested:
         return rows_at(leaf, rows)
-    if (
-        array is not None
-        and leaf.is_cpu
-        and leaf.ndim > 1
-        and leaf.dtype in _NUMPY
-        and not leaf.requires_grad
-        and leaf.is_contiguous()
-        and leaf.stride(0) * leaf.itemsize <= _PAGE
-    ):
-        # For rows of up to a page numpy's gather takes half the time of torch's (it copies what is not contiguous).
-        return torch.from_numpy(leaf.numpy().take(array, 0))
     if leaf.device != rows.device:
         rows = check_rows(rows, len(leaf)).to(leaf.device)  # where bad ones are no IndexError
     try:

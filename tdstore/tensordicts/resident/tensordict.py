@@ -331,11 +331,17 @@ class TensorDict(IndexedTree):
         return pairs
 
     def _pair_existing(self, source: Any, pairs: list[tuple[Tensor, Tensor]]) -> bool:
+        data = self._data
         for key, value in source._data.items():
-            mine = self._data.get(key)
-            if mine is None:
+            mine = data.get(key)
+            if type(mine) is Tensor is type(value):
+                if mine.is_nested or mine.shape != value.shape:
+                    return False
+                if mine is not value:
+                    pairs.append((mine, value))
+            elif mine is None:
                 raise KeyNotFoundError(f"update_: key {key!r} not found in a TensorDict with keys {list(self._data)}")
-            if type(mine) is TensorDict and type(value) is TensorDict:
+            elif type(mine) is TensorDict and type(value) is TensorDict:
                 if not mine._pair_existing(value, pairs):
                     return False
             elif is_batched(mine) and is_batched(value):
