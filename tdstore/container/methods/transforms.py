@@ -260,7 +260,7 @@ def _stacked_below(td: Any) -> Any:
     """Stack the lazy stacks in a TensorDict that can be; return it unchanged where there are none."""
     changed: dict[str, Any] = {}
     for key, value in td._data.items():
-        if not isinstance(value, Container) or isinstance(value, NonTensor):
+        if type(value) is Tensor or not isinstance(value, Container) or isinstance(value, NonTensor):
             continue
         try:
             made = _stacked_below(value._resident())

@@ -429,6 +429,12 @@ class TensorDict(IndexedTree):
                 return False
         return True
 
+    def is_empty(self) -> bool:
+        for value in self._data.values():
+            if type(value) is Tensor:
+                return False
+        return super().is_empty()
+
     def empty(
         self, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = None
     ) -> Self:
