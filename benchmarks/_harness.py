@@ -25,7 +25,7 @@ import torch
 PEER, OURS, FLOOR = "peer", "tdstore", "floor"
 Run = Callable[[], object]
 _SECONDS = 0.5
-"""What runs longer is warmed up by one run, and a first look takes two rounds of what runs much longer."""
+"""What runs longer is warmed up by one run, and a first look takes two rounds of what runs much longer, or one."""
 _LINE = "{:<12} {:<32} {:>10} {:>10} {:>10} {:>10} {:>11} {:>11}"
 
 
@@ -125,7 +125,8 @@ class Bench:
             calls = {name: _calls(run, 0.3e6 if self.quick else 1.5e6, clock) for name, run in row.candidates.items()}
         else:
             clock = time.perf_counter_ns
-            least, budget = (3 if once < 4 * _SECONDS else 2, 0.3) if self.quick else (5, 2.0)
+            few = 3 if once < 4 * _SECONDS else 2 if once < 8 * _SECONDS else 1
+            least, budget = (few, 0.3) if self.quick else (5, 2.0)
             rounds = max(least, min(40, int(budget / max(once, 1e-9))))
             calls = dict.fromkeys(row.candidates, 1)
         samples: dict[str, list[float]] = {name: [] for name in row.candidates}

@@ -36,6 +36,7 @@ def run(scripts: Iterable[str], quick: bool) -> tuple[Results, list[str]]:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
         "quick": quick,
+        "cpu_seconds": {},
         "parts": {},
     }
     failed = []
@@ -44,12 +45,21 @@ def run(scripts: Iterable[str], quick: bool) -> tuple[Results, list[str]]:
             print(f"\n== {name}", flush=True)
             into = Path(folder, name)
             command = [sys.executable, str(HERE / f"{name}.py"), "--json", str(into), *(["--quick"] if quick else [])]
+            before = _cpu_seconds()
             status = subprocess.run(command, check=False).returncode
+            results["cpu_seconds"][name] = round(_cpu_seconds() - before, 1)
+            print(f"({results['cpu_seconds'][name]:.0f} s of CPU time)", flush=True)
             if status:
                 failed.append(name)
             if into.exists():
                 results["parts"][name] = json.loads(into.read_text())
     return results, failed
+
+
+def _cpu_seconds() -> float:
+    """CPU time of the children that have ended, and of theirs: wall time depends on what else the machine does."""
+    spent = os.times()
+    return spent.children_user + spent.children_system
 
 
 def ratios(results: Results) -> dict[tuple[str, str, str], float]:
