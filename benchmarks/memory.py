@@ -30,7 +30,10 @@ def anonymous() -> int:
 
 
 class Peak:
-    """Samples the anonymous memory in a thread, every half millisecond, between entry and exit."""
+    """Samples the anonymous memory in a thread, every half millisecond or as it is told, between entry and exit."""
+
+    def __init__(self, seconds: float = 0.0005) -> None:
+        self.seconds = seconds
 
     def __enter__(self) -> Peak:
         self.before = self.most = anonymous()
@@ -40,7 +43,7 @@ class Peak:
         return self
 
     def _watch(self) -> None:
-        while not self._end.wait(0.0005):
+        while not self._end.wait(self.seconds):
             self.most = max(self.most, anonymous())
 
     def __exit__(self, *failure: object) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import numpy as np
@@ -13,49 +14,67 @@ from tdstore import TensorDictBase
 from .source import Rows, Source
 
 
-class BlockReader:
-    """Read rows of a source by its blocks. The last blocks that were needed stay in memory.
+class Block:
+    """A block that is in memory, or that will be. Who takes it reads it; the others wait for it."""
 
-    The blocks that a batch lacks are one read of the store. A block that another thread is reading is waited for.
+    def __init__(self) -> None:
+        self.rows: Future[TensorDictBase] = Future()
+        self._taken = threading.Lock()
+
+    def take(self) -> bool:
+        """Return whether the caller is the first to ask, and therefore reads the block."""
+        return self._taken.acquire(blocking=False)
+
+
+class BlockReader:
+    """Read rows of a source by its blocks. The last blocks that batches were planned with stay in memory.
+
+    Batches are planned in their order, and may then be read in any order, by several threads: a planned batch holds its
+    blocks until it is read. The blocks that a batch lacks are one read of the store. A block that another thread is
+    reading is waited for.
 
     Args:
         source: where rows come from.
         block: the number of rows of a block.
-        keep: how many blocks stay in memory.
+        keep: how many blocks stay in memory, besides those of batches that are planned and not read.
     """
 
     def __init__(self, source: Source, block: int, keep: int) -> None:
         self._source, self._block, self._keep = source, block, keep
-        self._blocks: OrderedDict[int, Future[TensorDictBase]] = OrderedDict()
+        self._blocks: OrderedDict[int, Block] = OrderedDict()
         self._lock = threading.Lock()
 
-    def read(self, rows: Rows) -> TensorDictBase:
-        """Read rows of all columns into fresh memory.
+    def plan(self, rows: Rows) -> Callable[[], TensorDictBase]:
+        """Keep the blocks of a batch, and return the function that reads it.
 
         Args:
             rows: int64 row numbers of any shape, which becomes the batch size.
         """
-        flat = rows.reshape(-1)
-        numbers, part_of = np.unique(flat // self._block, return_inverse=True)
-        parts: list[Future[TensorDictBase]] = []
-        missing: dict[int, Future[TensorDictBase]] = {}
+        numbers, part_of = np.unique(rows.reshape(-1) // self._block, return_inverse=True)
+        blocks: dict[int, Block] = {}
         with self._lock:
             for number in numbers.tolist():
-                if number not in self._blocks:
-                    self._blocks[number] = missing[number] = Future()
+                blocks[number] = self._blocks.setdefault(number, Block())
                 self._blocks.move_to_end(number)
-                parts.append(self._blocks[number])
-            while len(self._blocks) > max(self._keep, len(parts)):
+            while len(self._blocks) > max(self._keep, len(blocks)):
                 self._blocks.popitem(last=False)
+        return lambda: self._read(rows, blocks, part_of)
+
+    def _read(self, rows: Rows, blocks: dict[int, Block], part_of: Rows) -> TensorDictBase:
+        """Read rows of all columns into fresh memory."""
+        missing = {number: block for number, block in blocks.items() if block.take()}
         if missing:
             self._load(missing)
-        offsets = flat % self._block
-        pieces = [part.result()[torch.from_numpy(offsets[part_of == i])] for i, part in enumerate(parts)]
+        offsets = rows.reshape(-1) % self._block
+        pieces = [
+            block.rows.result()[torch.from_numpy(offsets[part_of == part])]
+            for part, block in enumerate(blocks.values())
+        ]
         # Pieces are in the order of their blocks: back to that of the rows.
         order = np.argsort(np.argsort(part_of, kind="stable"), kind="stable").reshape(rows.shape)
         return tdstore.cat(pieces)[torch.from_numpy(order)]
 
-    def _load(self, missing: dict[int, "Future[TensorDictBase]"]) -> None:
+    def _load(self, missing: dict[int, Block]) -> None:
         """Read blocks; where that fails, those that wait for them fail too, and the next batch reads them anew."""
         try:
             bounds = [
@@ -63,14 +82,14 @@ class BlockReader:
             ]
             read = self._source.read(np.concatenate([np.arange(start, stop) for start, stop in bounds]))
             ends = np.cumsum([stop - start for start, stop in bounds]).tolist()
-            for future, start, end in zip(missing.values(), [0, *ends], ends, strict=False):
-                future.set_result(read[start:end])
+            for block, start, end in zip(missing.values(), [0, *ends], ends, strict=False):
+                block.rows.set_result(read[start:end])
         except BaseException as error:
             with self._lock:
-                for number, future in missing.items():
-                    if self._blocks.get(number) is future:
+                for number, block in missing.items():
+                    if self._blocks.get(number) is block:
                         del self._blocks[number]
-            for future in missing.values():
-                if not future.done():
-                    future.set_exception(error)
+            for block in missing.values():
+                if not block.rows.done():
+                    block.rows.set_exception(error)
             raise

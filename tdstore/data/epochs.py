@@ -1,7 +1,7 @@
 """Epochs of batches over a dataset: shuffled without a list, resumed exactly, shared by ranks."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,10 +43,14 @@ class Batch(Task):
         places = np.arange(self.first, self.last, dtype=np.int64)
         return self.epochs.windows(self.epochs.order(self.epoch)(places))
 
-    def read(self) -> TensorDictBase:
-        """Read the batch, by one read of the store."""
-        batch = self.epochs.reader.read(self.rows())
-        return batch if self.epochs.transform is None else self.epochs.transform(batch)
+    def plan(self) -> Callable[[], TensorDictBase]:
+        """Keep the blocks of the batch, where blocks are read; returns what reads it, by one read of the store."""
+        blocks, transform = self.epochs.blocks, self.epochs.transform
+        read = self._read if blocks is None else blocks.plan(self.rows())
+        return read if transform is None else lambda: transform(read())
+
+    def _read(self) -> TensorDictBase:
+        return self.epochs.source.read(self.rows())
 
     def describe(self) -> str:
         """Name the rows, the epoch and the place."""
@@ -90,8 +94,8 @@ class Epochs(Stream[Position]):
         window_blocks: the number of blocks whose items are permuted together.
         whole_blocks: read blocks whole, instead of the rows of each batch, for storage on which a request costs more
             than its bytes, such as a bucket or compressed chunks. In memory are then, besides the batches, the blocks
-            of two windows (`2 * window_blocks * block_rows` rows), without a shuffle those of the batches that are
-            read ahead. Each rank, and each worker of a loader, reads the blocks for itself.
+            of two windows (`2 * window_blocks * block_rows` rows) and those of the batches that are read ahead,
+            without a shuffle only the latter. Each rank, and each worker of a loader, reads the blocks for itself.
         timeout: seconds to wait for a batch before an error. Default: as long as the store takes.
         options: of `tdstore.open`, such as `storage`; only with a location.
 
@@ -158,11 +162,11 @@ class Epochs(Stream[Position]):
         self._windows: Windows | None = None
         self.whole_blocks = whole_blocks
         self._order: tuple[int, Order] | None = None
-        self._reader: Source | BlockReader | None = None
-        self._reader_process = 0
+        self._blocks: BlockReader | None = None
+        self._blocks_process = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_order": None, "_reader": None}
+        return {**self.__dict__, "_order": None, "_blocks": None}
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch, for this rank."""
@@ -174,19 +178,18 @@ class Epochs(Stream[Position]):
         )
 
     @property
-    def reader(self) -> Source | BlockReader:
-        """What reads the rows of a batch: the source, or blocks of it that are kept."""
-        if self._reader is None or self._reader_process != os.getpid():
-            self._reader_process = os.getpid()  # a forked worker has none of the threads that its parent reads with
-            if not self.whole_blocks:
-                self._reader = self.source
-            else:
-                rows = max(self.block_rows // self.stride, 1) * self.stride
-                ahead = (self.prefetch + 1) * self.batch_size * self.world_size * self.stride // rows + 2
-                blocks = 2 * self.window_blocks if self.shuffle == "blocks" else ahead
-                # An item of several rows may end in the next block.
-                self._reader = BlockReader(self.source, rows, blocks if self.span == 1 else 2 * blocks)
-        return self._reader
+    def blocks(self) -> BlockReader | None:
+        """What reads the rows of batches from whole blocks; None where batches are read row by row."""
+        if not self.whole_blocks:
+            return None
+        if self._blocks is None or self._blocks_process != os.getpid():
+            self._blocks_process = os.getpid()  # a forked worker has none of the threads that its parent reads with
+            rows = max(self.block_rows // self.stride, 1) * self.stride
+            ahead = self.batch_size * self.world_size * self.stride // rows + 2
+            blocks = 2 * self.window_blocks if self.shuffle == "blocks" else ahead
+            # An item of several rows may end in the next block.
+            self._blocks = BlockReader(self.source, rows, blocks if self.span == 1 else 2 * blocks)
+        return self._blocks
 
     # -- the order ---------------------------------------------------------------------------
     @property
@@ -251,6 +254,10 @@ class Epochs(Stream[Position]):
         for number in range(first, self._batches_left(position), stride):
             start, stop, end = self._bounds(position.items, number)
             yield Batch(self, position.epoch, start, stop), Position(position.epoch, end)
+
+    def _is_end(self, position: Position) -> bool:
+        least = self.batch_size * self.world_size if self.drop_last else 1
+        return position.items > 0 and self.windows.size - position.items < least
 
     def _after(self, position: Position, batches: int) -> Position:
         if not batches:
@@ -318,5 +325,5 @@ class Epochs(Stream[Position]):
 
     def _threads(self) -> int:
         # Opened here, by one thread: those that read would open it once each.
-        _ = self.source.container, self.windows, self.reader
+        _ = self.source.container, self.windows, self.blocks
         return max(self.prefetch, 1) if self.source.concurrent else 1

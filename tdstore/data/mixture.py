@@ -125,6 +125,9 @@ class Mixture(Stream[MixturePosition]):
     def _batches_left(self, position: MixturePosition) -> int:
         return max(self.batches - position.step, 0)
 
+    def _is_end(self, position: MixturePosition) -> bool:
+        return not self._batches_left(position)
+
     def _after(self, position: MixturePosition, batches: int) -> MixturePosition:
         counts = np.zeros(len(self.sources), np.int64)
         end = position.step + batches

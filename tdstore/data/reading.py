@@ -1,7 +1,7 @@
 """Batches read ahead by threads, in order, and never more of them than asked."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Generic, Protocol, TypeVar
@@ -17,8 +17,8 @@ from .transfer import Transfer
 class Task(Protocol):
     """A batch that is still to be read."""
 
-    def read(self) -> TensorDictBase:
-        """Read the batch."""
+    def plan(self) -> Callable[[], TensorDictBase]:
+        """Return what reads the batch; called in the order of the batches."""
         ...
 
     def describe(self) -> str:
@@ -84,14 +84,22 @@ class ReadAhead(Generic[T, P]):
             found = next(self._tasks, None)
             if found is None:
                 return
-            self._waiting.append((*found, pool.submit(self._send, found[0])))
+            self._waiting.append((*found, self._submitted(pool, found[0])))
 
-    def _send(self, task: T) -> Sent:
-        return self._transfer.send(task.read())
+    def _submitted(self, pool: ThreadPoolExecutor, task: T) -> Future[Sent]:
+        try:
+            return pool.submit(self._send, task.plan())
+        except Exception as error:  # raised when it is the turn of the batch
+            failed: Future[Sent] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _send(self, read: Callable[[], TensorDictBase]) -> Sent:
+        return self._transfer.send(read())
 
     def _finished(self, task: T, future: Future[Sent] | None) -> TensorDictBase:
         try:
-            sent = self._send(task) if future is None else future.result(self._timeout)
+            sent = self._send(task.plan()) if future is None else future.result(self._timeout)
         except FutureTimeoutError as error:
             if future is not None and not future.done():
                 raise StoreTimeoutError(

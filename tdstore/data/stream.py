@@ -69,6 +69,10 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
         """Return how many batches are left in the epoch of a position."""
         raise NotImplementedError
 
+    def _is_end(self, position: P) -> bool:
+        """Check whether nothing is left of the epoch of a position, for any rank."""
+        raise NotImplementedError
+
     def _tasks(self, position: P, first: int, stride: int) -> Iterator[tuple[Task, P]]:
         """Yield every `stride`-th batch that follows in the epoch, and the position after it."""
         raise NotImplementedError
@@ -150,9 +154,10 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
         return self._as_state(self._position)
 
     def load_state_dict(self, state: State) -> None:
-        """Go to the position of a state: the next iteration gives the very rows that were left.
+        """Go to the position of a state: the next iteration gives the very rows that were left of the epoch.
 
-        The number of ranks, workers, batches read ahead and rows of a batch may differ from before.
+        Where nothing was left, it gives those of the next epoch, and `epoch` is the number of that. The number of
+        ranks, workers, batches read ahead and rows of a batch may differ from before.
 
         Args:
             state: of `state_dict`, or a copy of it that went through JSON or `torch.save`.
@@ -172,6 +177,8 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
         position = self._from_state(state)
         if worker is None:
             self._set(position)
+            if self._is_end(position):
+                self._set(self._first(self._epoch_of(position) + 1))
             self._resumed = True
             self._shared[LOADS] += 1
             self._loads += 1

@@ -25,6 +25,7 @@ from tdstore.index.ranges import Range
 from tdstore_remote.engines import conditional_puts as conditions_of
 from tdstore_remote.engines import loop
 from tdstore_remote.engines.credentials import s3_config
+from tdstore_remote.engines.gate import Gate
 from tdstore_remote.faults import Again, BucketNotFoundError, Call, NoRangesError, TooShort, of_obstore, short
 from tdstore_remote.libraries import load_obstore
 from tdstore_remote.options import AZURE, HTTP, S3, Settings, Target
@@ -73,6 +74,7 @@ class ObstoreEngine(Engine):
         self._writer = self._store(target, reading=False)
         self._whole: dict[str, bytes] = {}
         self._gates: dict[str, asyncio.Lock] = {}
+        self._gate = Gate(settings.concurrency, IN_FLIGHT)
         self._pins: dict[str, str] = {}
         self._probe_id = (place.scheme, str(target.config.get("endpoint")), place.bucket)
         self._read_only = place.scheme in HTTP
@@ -197,30 +199,25 @@ class ObstoreEngine(Engine):
         answers: list[Buffer] = [b""] * len(ranges)
         plain: dict[str, list[int]] = {}
         suffix_reads: list[int] = []
-        largest = total = 0
+        total = 0
         for at, (key, start, stop) in enumerate(ranges):
             if stop is None:
                 suffix_reads.append(at)
             elif stop > start:
                 plain.setdefault(key, []).append(at)
-                largest, total = max(largest, stop - start), total + stop - start
-        slots = self.settings.concurrency
-        if largest:
-            slots = max(1, min(slots, max(16, IN_FLIGHT // largest)))
-        under_way = min(total, slots * largest)
+                total += stop - start
+        under_way = min(total, IN_FLIGHT)
         # Few ranges each travel alone; many go in groups, which cost less.
-        size = min(GROUP, max(1, math.ceil(len(ranges) / slots), len(ranges) // 16))
-        gate = asyncio.Semaphore(max(1, slots // size))
-        jobs: list[Coroutine[Any, Any, None]] = [self._one_end(ranges[at], at, answers, gate) for at in suffix_reads]
+        size = min(GROUP, max(1, math.ceil(len(ranges) / self.settings.concurrency), len(ranges) // 16))
+        jobs: list[Coroutine[Any, Any, None]] = [self._one_end(ranges[at], at, answers) for at in suffix_reads]
         for places in plain.values():
             jobs += [
-                self._one_group(ranges, places[i : i + size], answers, gate, under_way)
-                for i in range(0, len(places), size)
+                self._one_group(ranges, places[i : i + size], answers, under_way) for i in range(0, len(places), size)
             ]
         await _all(jobs)
         return answers
 
-    async def _one_end(self, asked: Range, at: int, answers: list[Buffer], gate: asyncio.Semaphore) -> None:
+    async def _one_end(self, asked: Range, at: int, answers: list[Buffer]) -> None:
         key, start, _ = asked
         call = self._call(key, f"reading {f'the last {-start} bytes' if start < 0 else f'from byte {start}'}")
 
@@ -233,26 +230,21 @@ class ObstoreEngine(Engine):
                 raise Again(f"got {len(data)} of {last - first} bytes")
             return data
 
-        async with gate:
-            try:
+        try:
+            async with self._gate.pass_(1, max(-start, 0)):
                 answers[at] = await self._patience.attempt(call, lambda: self._mapped(call, work()), patient=True)
-            except NoRangesError:
-                whole = await self._get_whole(key)
-                answers[at] = whole[max(len(whole) + start, 0) :] if start < 0 else whole[start:]
-            except UnsupportedError:  # Azure has no suffix ranges
-                size = (await self._version(key, patient=True)).size
-                first = max(size + start, 0) if start < 0 else start
-                if first < size:
-                    await self._one_group([Range(key, first, size)], [0], end := [b""], asyncio.Semaphore(1), 0)
-                    answers[at] = end[0]
+        except NoRangesError:
+            whole = await self._get_whole(key)
+            answers[at] = whole[max(len(whole) + start, 0) :] if start < 0 else whole[start:]
+        except UnsupportedError:  # Azure has no suffix ranges
+            size = (await self._version(key, patient=True)).size
+            first = max(size + start, 0) if start < 0 else start
+            if first < size:
+                await self._one_group([Range(key, first, size)], [0], end := [b""], 0)
+                answers[at] = end[0]
 
     async def _one_group(
-        self,
-        ranges: Sequence[Range],
-        places: Sequence[int],
-        answers: list[Any],
-        gate: asyncio.Semaphore,
-        under_way: int,
+        self, ranges: Sequence[Range], places: Sequence[int], answers: list[Any], under_way: int
     ) -> None:
         """Fetch ranges of one object; short answers are requested again."""
         key = ranges[places[0]].key
@@ -291,16 +283,18 @@ class ObstoreEngine(Engine):
                     raise _ends(call.url, size, ranges[ends[0]]) from None
                 raise
 
-        async with gate:
-            try:
+        nbytes = sum((ranges[at].stop or 0) - ranges[at].start for at in places)
+        try:
+            async with self._gate.pass_(len(places), nbytes):
+                under_way = max(under_way, self._gate.nbytes)  # reads of other threads share the wire
                 await self._patience.attempt(call, once, nbytes=under_way, patient=True)
-            except NoRangesError:
-                whole = await self._get_whole(key)
-                for at in left:
-                    _, start, stop = ranges[at]
-                    if stop is not None and stop > len(whole):
-                        raise _ends(call.url, len(whole), ranges[at]) from None
-                    answers[at] = whole[start:stop]
+        except NoRangesError:
+            whole = await self._get_whole(key)
+            for at in left:
+                _, start, stop = ranges[at]
+                if stop is not None and stop > len(whole):
+                    raise _ends(call.url, len(whole), ranges[at]) from None
+                answers[at] = whole[start:stop]
 
     async def _pinned(self, key: str, start: int, stop: int | None) -> memoryview:
         options = {"range": (start, stop), "if_match": self._pins[key]}
