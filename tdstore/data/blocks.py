@@ -15,15 +15,15 @@ from .source import Rows, Source
 
 
 class Block:
-    """A block that is in memory, or that will be. Who takes it reads it; the others wait for it."""
+    """A block that is in memory, or that will be. Who claims it reads it; the others wait for it."""
 
     def __init__(self) -> None:
         self.rows: Future[TensorDictBase] = Future()
-        self._taken = threading.Lock()
+        self._claimed = threading.Lock()
 
-    def take(self) -> bool:
+    def claim(self) -> bool:
         """Return whether the caller is the first to ask, and therefore reads the block."""
-        return self._taken.acquire(blocking=False)
+        return self._claimed.acquire(blocking=False)
 
 
 class BlockReader:
@@ -62,7 +62,7 @@ class BlockReader:
 
     def _read(self, rows: Rows, blocks: dict[int, Block], part_of: Rows) -> TensorDictBase:
         """Read rows of all columns into fresh memory."""
-        missing = {number: block for number, block in blocks.items() if block.take()}
+        missing = {number: block for number, block in blocks.items() if block.claim()}
         if missing:
             self._load(missing)
         offsets = rows.reshape(-1) % self._block

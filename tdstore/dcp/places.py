@@ -11,6 +11,8 @@ from tdstore.registry import registry
 
 DOCUMENT = "checkpoint"
 """Name of the dataset whose header is the document."""
+PACKED = 4 << 20
+"""memmap: pieces of up to so many bytes share one file, instead of a file and an `fsync` for each."""
 _PART = re.compile(r"([0-9a-f]{32})-[0-9]{5,}")
 
 
@@ -33,7 +35,7 @@ class Places:
         self.root = text.rstrip("/") if "://" in text else os.path.abspath(text)
         if storage is None and not self._is_url():
             found = registry().resolve(self.root)
-            storage = None if found is None else found.name
+            storage = "memmap" if found is None else found.name
         self.storage = storage
         self.options = dict(options)
 
@@ -56,7 +58,8 @@ class Places:
 
     def open(self, location: str, mode: tdstore.Mode) -> tdstore.StoreHandle:
         """Open one of the places."""
-        return tdstore.StoreHandle.open(location, storage=self.storage, mode=mode, **self.options)
+        options = {"pack": PACKED, **self.options} if self.storage == "memmap" else self.options
+        return tdstore.StoreHandle.open(location, storage=self.storage, mode=mode, **options)
 
     def is_dataset(self) -> bool:
         """Check whether the location of the checkpoint is itself a dataset."""

@@ -566,7 +566,7 @@ def _malformed(leaf: LeafRecord) -> str:
 def _is_packed(leaf: LeafRecord) -> bool:
     """Check whether a record has the place of a packed leaf."""
     at = leaf.offset
-    return leaf.file == (PACK,) and 0 <= at < 2**62 and not at % PACK_ALIGN and 0 < leaf.nbytes <= PACKED_BYTES
+    return leaf.file == (PACK,) and 0 <= at < 2**62 and not at % PACK_ALIGN and 0 < leaf.nbytes <= PACKED_MOST
 
 
 def fill_fault(fill: Any, dtype: torch.dtype) -> str | None:
@@ -596,7 +596,9 @@ PACK = "tdstore.pack"
 """The file of packed leaves. No key has a file or a folder of that name (`keys.encode_file_name`)."""
 PACK_ALIGN = 64
 PACKED_BYTES = 64 << 10
-"""Largest packed leaf."""
+"""Largest packed leaf, unless the writer says otherwise."""
+PACKED_MOST = 4 << 20
+"""Largest packed leaf there may be: its checksum is of one block."""
 PACKED_FROM = 256
 """A new store of so many leaves of that size packs them, unless the caller says otherwise."""
 RESERVED = (NAME, "tdstore.session", "meta.json")

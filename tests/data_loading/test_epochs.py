@@ -426,7 +426,7 @@ def test_a_forked_worker_does_not_wait_for_blocks_of_its_parent() -> None:
     epochs = epochs_of(numbered(60), shuffle="blocks", block_rows=10, window_blocks=2, whole_blocks=True)
     for number in range(6):
         epochs.blocks._blocks[number] = block = Block()  # type: ignore[union-attr]
-        block.take()  # as a thread does that reads it now
+        block.claim()  # as a thread does that reads it now
     loader = DataLoader(epochs, batch_size=None, num_workers=1, multiprocessing_context="fork", timeout=60)
     assert sorted(flat(rows_of(loader))) == list(range(60))
 

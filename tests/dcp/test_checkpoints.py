@@ -107,6 +107,16 @@ def test_one_rank_on_each_storage(tmp_path: Path, kind: str) -> None:
         assert torch.equal(td["weight"], rich()["weight"])
 
 
+def test_small_tensors_share_one_file(tmp_path: Path) -> None:
+    """In place of a file and an `fsync` for each."""
+    state = {f"layer.{i}": torch.full((30, 30), float(i)) for i in range(20)}
+    save(state, str(tmp_path / "run"))
+    (part,) = (p for p in (tmp_path / "run").iterdir() if p.name != "checkpoint")
+    assert {p.name for p in part.iterdir()} == {"tdstore.json", "tdstore.pack"}
+    loaded = load({key: torch.zeros(30, 30) for key in state}, str(tmp_path / "run"))
+    assert all(torch.equal(loaded[key], value) for key, value in state.items())
+
+
 def test_a_load_casts(tmp_path: Path) -> None:
     save({"a": torch.arange(4)}, str(tmp_path / "x"))
     assert load({"a": torch.zeros(4)}, str(tmp_path / "x"))["a"].tolist() == [0, 1, 2, 3]

@@ -209,9 +209,10 @@ class MemmapLeaves(MappedStore[LeafFile]):
             return ()
         if asked is None and len(leaves) < PACKED_FROM:
             return ()
+        most = PACKED_BYTES if asked is None or asked is True else asked
         packed: dict[Path, LeafFile] = {}
         for path, spec in leaves.items():
-            if spec.options.get("preallocate") is None and 0 < spec.nbytes <= PACKED_BYTES:
+            if spec.options.get("preallocate") is None and 0 < spec.nbytes <= most:
                 packed[path] = LeafFile(path, spec.shape, spec.dtype, spec.fill_value, ())
         if len(packed) < (PACKED_FROM if asked is None else 1):
             return ()

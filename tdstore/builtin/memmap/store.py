@@ -36,6 +36,7 @@ from tdstore.builtin.memmap.tensordict_layout import meta_files, write_meta_file
 from tdstore.builtin.memmap.writing import compute_checksums
 from tdstore.builtin.readcheck import ReadCheck
 from tdstore.errors import (
+    OptionError,
     StoreError,
     StoreNotFoundError,
     UnsupportedError,
@@ -43,6 +44,7 @@ from tdstore.errors import (
 from tdstore.header import Header, without_collection
 from tdstore.store import Cap
 from tdstore.storekit import check_choices, documents, files, refusals, session
+from tdstore.storekit.documents import PACKED_MOST
 from tdstore.storekit.session import LOCK_TIMEOUT
 from tdstore.types import MODES, Durable, Fault, Mode, Path, Recover, Verify, path_text
 
@@ -58,7 +60,7 @@ def open_memmap(
     recover: Recover | None = None,
     max_bytes: int | None = None,
     preallocate: bool | None = None,
-    pack: bool | None = None,
+    pack: bool | int | None = None,
     lock_timeout: float = LOCK_TIMEOUT,
 ) -> MemmapStore:
     """Open, or make, a directory of memory-mapped leaves. None (modes "w" and "x") is an anonymous one.
@@ -75,9 +77,9 @@ def open_memmap(
             at most 64 KiB: with their first bytes, or at the commit of a new store). For others tdstore reserves it
             before it writes to them; torch's own operations on a leaf, which do not, end the process if the disk is
             full then.
-        pack: write the leaves of at most 64 KiB that a new store is made with to one file. It is then saved and opened
-            faster, and the `tensordict` package cannot read it. Default: where there are 256 of them or more. A store
-            that exists remains as it is.
+        pack: write the leaves of at most 64 KiB that a new store is made with to one file; a number says how many bytes
+            instead, up to 4 MiB. It is then saved and opened faster, and the `tensordict` package cannot read it.
+            Default: where there are 256 of them or more. A store that exists remains as it is.
         lock_timeout: seconds to wait for another process that holds the store.
 
     Raises:
@@ -96,6 +98,10 @@ def open_memmap(
     )
     if sys.byteorder != "little":
         raise UnsupportedError("the memmap backend needs a little-endian machine", url=location)
+    if not isinstance(pack, bool | None) and not 0 < pack <= PACKED_MOST:
+        raise OptionError(
+            f"{location or 'memmap'}: pack={pack!r}", hint=f"True, False, or bytes of a leaf, up to {PACKED_MOST}"
+        )
     options: dict[str, Any] = {
         "durable": durable,
         "verify": verify,

@@ -19,10 +19,10 @@ import torch
 import tdstore
 from tdstore import MemoryMappedTensor, TensorDict
 from tdstore.builtin.memmap.store import open_memmap
-from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreIOError
+from tdstore.errors import CorruptStoreError, DirtyStoreError, OptionError, StoreIOError
 from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.documents import PACKED_FROM
-from tdstore.types import LeafSpec, Write
+from tdstore.types import LeafSpec, Read, Write
 from tests.builtin.memmap.support import content, die, header_of, in_child, load, same, save, small_disk
 
 MANY = {
@@ -305,3 +305,15 @@ def test_full_disk(tmp_path: FsPath) -> None:
         with pytest.raises(StoreIOError):
             save(disk / "d", leaves, pack=True)
         assert os.listdir(disk) == []
+
+
+def test_a_number_is_the_largest_packed_leaf(tmp_path: FsPath) -> None:
+    leaves = {("a",): torch.arange(20000.0), ("b",): torch.arange(20001.0), ("c", "d"): torch.ones(3)}
+    save(tmp_path / "d", leaves, pack=80000)
+    assert {p.name for p in (tmp_path / "d").iterdir()} == {"tdstore.json", "tdstore.pack", "b.memmap"}
+    with open_memmap(str(tmp_path / "d"), verify="full") as store:
+        for path, value in leaves.items():
+            assert torch.equal(store.read([Read(path)])[0], value)
+    for wrong in (-1, (4 << 20) + 1):
+        with pytest.raises(OptionError, match=f"pack={wrong}"):
+            open_memmap(str(tmp_path / "e"), mode="w", pack=wrong)
