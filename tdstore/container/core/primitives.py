@@ -119,11 +119,15 @@ class Primitives(OpsBase):
     def _resident(self) -> Any:
         """Return this container with its entries as live tensors: itself, or one batched read."""
 
-    def _collect_reads(self, leaves: list[Any], others: list[Any]) -> None:
-        """Add what has to be read for all entries below, in key order: leaves, and the rounds of other entries."""
+    def _collect_reads(self, leaves: list[Any], others: list[Any]) -> list[Any]:
+        """Add what has to be read for all entries below, in key order: leaves, and the rounds of other entries.
+
+        Returns:
+            For `_built`, which of the two gives each entry.
+        """
         raise NotImplementedError
 
-    def _built(self, leaves: Iterator[Tensor], others: Iterator[Any]) -> Any:
+    def _built(self, plan: list[Any], leaves: Iterator[Tensor], others: Iterator[Any]) -> Any:
         """Build the resident form from what was read for `_collect_reads`, in its order."""
         raise NotImplementedError
 

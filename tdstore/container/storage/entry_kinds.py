@@ -150,7 +150,7 @@ def value_entry(
 
 
 class Entries(dict[Path, Entry | None]):
-    """The entries of a catalogue by path, each decoded when it is first asked for; None where nothing is.
+    """The entries of a catalogue by path; None where nothing is. Values are decoded when they are first asked for.
 
     Args:
         groups: the group records. Neither mapping gains or loses an entry afterwards.
@@ -175,18 +175,13 @@ class Entries(dict[Path, Entry | None]):
         values: Mapping[Path, ValueEntry] | None = None,
     ) -> None:
         super().__init__(values or {})
+        self.update(zip(groups, map(SubGroup, groups), strict=True))
+        self.update(zip(specs, map(Leaf, specs), strict=True))
         self._groups, self._specs, self._url = groups, specs, url
 
     def __missing__(self, path: Path) -> Entry | None:
-        found: Entry
-        if path in self._specs:
-            found = Leaf(path)
-        elif path in self._groups:
-            found = SubGroup(path)
-        else:
-            group = self._groups.get(path[:-1])
-            if group is None or path[-1] not in group.values:
-                return None
-            found = value_entry(path, group.values[path[-1]], self._specs, self._url)
-        self[path] = found
+        group = self._groups.get(path[:-1]) if path else None
+        if group is None or path[-1] not in group.values:
+            return None
+        found = self[path] = value_entry(path, group.values[path[-1]], self._specs, self._url)
         return found

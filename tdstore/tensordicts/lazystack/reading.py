@@ -477,12 +477,12 @@ class LazyTree(TensorDictBase):
     def _columns(self) -> list[Any]:
         return [column for td in self._tds for column in td._columns()]
 
-    def _collect_reads(self, leaves: list[Any], others: list[Any]) -> None:
-        for td in self._tds:
-            td._collect_reads(leaves, others)
+    def _collect_reads(self, leaves: list[Any], others: list[Any]) -> list[Any]:
+        return [td._collect_reads(leaves, others) for td in self._tds]
 
-    def _built(self, leaves: Iterator[Tensor], others: Iterator[Any]) -> Any:
-        return self._each(lambda td: td._built(leaves, others))
+    def _built(self, plan: list[Any], leaves: Iterator[Tensor], others: Iterator[Any]) -> Any:
+        plans = iter(plan)
+        return self._each(lambda td: td._built(next(plans), leaves, others))
 
     def _read_pieces(self, batch: Any) -> list[Tensor]:
         return [self._tds[int(path[0])]._read_pieces([(path[1:], index)])[0] for path, index in batch]

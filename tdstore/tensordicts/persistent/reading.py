@@ -41,9 +41,13 @@ from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.persistent.window import WindowTree
 from tdstore.types import LeafSpec, Names, Path, Read, path_text
 
+
 if TYPE_CHECKING:
     from tdstore.store import Store
     from tdstore.tensordicts.resident.tensordict import TensorDict
+
+_LEAF, _IN_ROUNDS, _AT_HAND = "a leaf", "other rounds", "at hand"
+"""Where `_built` finds an entry: among the leaves, among the other reads, or in the header."""
 
 
 class StoredTree(WindowTree):
@@ -265,51 +269,55 @@ class StoredTree(WindowTree):
         found = yield from nested.rounds(self._sel, self._handle.store)
         return found if self._device is None else found.to(self._device)
 
-    def _collect_reads(self, leaves: list[tuple[Path, Selection]], others: list[Rounds[Any]]) -> None:
+    def _collect_reads(self, leaves: list[tuple[Path, Selection]], others: list[Rounds[Any]]) -> list[Any]:
         handle, sel = self._handle, self._sel
+        plan: list[tuple[str, Any, Any]] = []
         for key in self._first_keys():
             match entry := handle.entries[(*self._path, key)]:
                 case Leaf(path):
                     leaves.append((path, sel))
-                case SubGroup():
-                    self._child(key)._collect_reads(leaves, others)
+                    plan.append((key, None, _LEAF))
+                    continue
+                case SubGroup(path):
+                    child = self._child(key)
+                    below = child._collect_reads(leaves, others)
+                    plan.append((key, wrap(handle, path, child), below))
+                    continue
                 case NestedTensor(_, layout):
                     others.append(self._nested_rounds(layout))
                 case Column() if self._by_column(key):
                     others.append(self._column_rounds(key))
                 case _:
-                    if (value := handle.value_rounds(entry)) is not None:
-                        others.append(self._value_rounds(key, value))
+                    if (value := handle.value_rounds(entry)) is None:
+                        plan.append((key, None, _AT_HAND))
+                        continue
+                    others.append(self._value_rounds(key, value))
+            plan.append((key, None, _IN_ROUNDS))
+        return plan
 
     def _rounds(self) -> Rounds[Any]:
         """Return the read of all entries into a TensorDict, in as many rounds as the slowest entry needs."""
         leaves: list[tuple[Path, Selection]] = []
         others: list[Rounds[Any]] = []
-        self._collect_reads(leaves, others)
+        plan = self._collect_reads(leaves, others)
         rounds = self._leaf_rounds(leaves)
         if not others:
-            return self._built(iter((yield from rounds)), iter(()))
+            return self._built(plan, iter((yield from rounds)), iter(()))
         values, *entries = yield from together([rounds, *others])
-        return self._built(iter(values), iter(entries))
+        return self._built(plan, iter(values), iter(entries))
 
     def _resident(self) -> Any:
         return drive(self._rounds(), self._handle.store)
 
-    def _built(self, leaves: Iterator[Tensor], others: Iterator[Any]) -> Any:
+    def _built(self, plan: list[Any], leaves: Iterator[Tensor], others: Iterator[Any]) -> Any:
         data: dict[str, Any] = {}
-        live = Cap.VIEW in self._handle.store.caps
-        for key in self._first_keys():
-            match self._handle.entries[(*self._path, key)]:
-                case Leaf():
-                    data[key] = next(leaves)
-                case SubGroup(path):
-                    data[key] = wrap(self._handle, path, self._child(key))._built(leaves, others)
-                case NestedTensor():
-                    data[key] = next(others)
-                case Column() | Unbatched() if not live or self._by_column(key):
-                    data[key] = next(others)
-                case _:
-                    data[key] = self._raw(key)
+        for key, child, source in plan:
+            if child is not None:
+                data[key] = child._built(source, leaves, others)
+            elif source is _LEAF:
+                data[key] = next(leaves)
+            else:
+                data[key] = next(others) if source is _IN_ROUNDS else self._raw(key)
         return self._resident_class._new(data, self._batch_size, self._device, self._names)
 
     def _read_into(self, out: Any) -> Any:

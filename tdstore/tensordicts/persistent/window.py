@@ -145,8 +145,8 @@ class WindowTree(TensorDictBase):
         view = self._view
         if view is None:
             return torch.Size(self._group().batch_size or ())
-        shape = self._sel.shape
-        return torch.Size(shape[: len(shape) - view.hidden] if view.hidden else shape)
+        shape = (self._window or self._sel).shape
+        return torch.Size(shape[: len(shape) - view.hidden]) if view.hidden else shape
 
     def _source(self) -> torch.Size:
         """Return the current sizes of the dimensions that `_sel` selects from: the store may have grown."""
@@ -165,8 +165,8 @@ class WindowTree(TensorDictBase):
             raise KeyNotFoundError(f"the group {self._path!r} of {self._handle.store.url} was removed") from None
 
     def _at(self, index: Any) -> Self:
-        ndim = len(self._batch_size)
-        view = self._view
+        view, sel = self._view, self._window or self._sel
+        ndim = len(sel.shape) - (0 if view is None else view.hidden)
         if isinstance(index, tuple):
             index = spelled_out(index, ndim)
         if view is not None and view.hidden:
@@ -179,7 +179,7 @@ class WindowTree(TensorDictBase):
             if view.nested:
                 terms = spelled_out(as_terms(index), ndim)
                 own.nested = {k: self._as_wide(td)._at(terms) for k, td in view.nested.items()}
-        window = self._over(self._handle, self._path, self._sel[index], own, self._device, names)
+        window = self._over(self._handle, self._path, sel[index], own, self._device, names)
         if self._state & LOCKED:
             window._lock(None)
         return window
