@@ -295,7 +295,7 @@ class _Checker:
                 self._refuse(f"gives {path_text(leaf.path)} the impossible shape {shape[:8]}")
             if leaf.path in paths:
                 self._refuse(f"describes {path_text(leaf.path)} twice")
-            if reason := fill_fault(leaf.fill, dtype):
+            if leaf.fill != 0 and (reason := fill_fault(leaf.fill, dtype)):
                 self._refuse(f"has a leaf {path_text(leaf.path)} that {reason}")
             paths.add(leaf.path)
             sizes.append(size)

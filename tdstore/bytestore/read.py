@@ -169,7 +169,7 @@ class Fetcher:
             columns.append((np.full(len(piece), number), piece, offset, offset + lengths, at, leaf_byte))
         if not columns:
             columns.append(tuple(np.empty(0, np.int64) for _ in range(6)))
-        return _Parts(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+        return _Parts(*map(np.concatenate, zip(*columns, strict=True)))
 
     # -- one round -----------------------------------------------------------------------
     def _round(self, parts: _Parts, wants: Sequence[Want], check: Check, extra: Sequence[Block]) -> Rounds:
@@ -348,7 +348,7 @@ class _Job:
         low = (self.first + self.low)[some] // PER_BLOCK
         high = (self.first + self.high - 1)[some] // PER_BLOCK + 1
         keys = np.unique(place(np.repeat(self.object[some], high - low)) + spread(low, high - low))
-        blocks = ((key >> OBJECT_BITS, key & ((1 << OBJECT_BITS) - 1)) for key in keys.tolist())
+        blocks = [(key >> OBJECT_BITS, key & ((1 << OBJECT_BITS) - 1)) for key in keys.tolist()]
         return [(o, b) for o, b in blocks if b not in self.objects[o].sums]
 
     def damaged(self, got: Fetched) -> Ints:

@@ -131,9 +131,6 @@ class ByteStore(CheckedStore[Leaf]):
     def _catalogue(self) -> Mapping[Path, Leaf]:
         return self._view.table.leaves
 
-    def _typed(self, leaf: Leaf) -> LeafSpec:
-        return leaf.spec
-
     def load_header(self) -> Header:
         """Return the header, as `Store.load_header` does."""
         return self._open().header

@@ -179,13 +179,13 @@ class View:
             return None
         self._ahead = False
         fetcher = self.fetcher()
-        small = {path: leaf for path, leaf in self.table.leaves.items() if is_small(leaf)}
+        small = {p: leaf for p, leaf in self.table.leaves.items() if p in job.wholes or is_small(leaf)}
         total = sum([leaf.spec.nbytes for leaf in small.values()])
         total += fetcher.sums_missing() if self.check is Check.FULL else 0
         if total > AHEAD:
             return None
-        for path, leaf in small.items():
-            job.want_whole(path, leaf)
+        for path in small.keys() - job.wholes.keys():
+            job.want_whole(path, small[path])
         return job.rounds(all_sums=True)
 
     def cached(self, path: Path) -> Tensor | None:
@@ -244,7 +244,8 @@ def _rest(rounds: Rounds, asked: list[Range] | None) -> Rounds:
 
 def is_small(leaf: Leaf) -> bool:
     """Check whether a leaf is fetched whole for any read of it."""
-    return 0 < leaf.spec.nbytes <= SMALL_LEAF and is_complete(leaf)
+    pieces = leaf.extents.piece
+    return 0 < leaf.spec.nbytes <= SMALL_LEAF and len(pieces) > 0 and bool((pieces >= 0).all())
 
 
 def is_complete(leaf: Leaf) -> bool:
@@ -294,7 +295,7 @@ class _Job:
         """A leaf is fetched whole, though only a part was requested."""
         self.wants: list[Want] = []
         self._targets: list[_Target] = []
-        self._wholes: dict[Path, _Whole] = {}
+        self.wholes: dict[Path, _Whole] = {}
         self._tips: dict[Path, _Tips] = {}
         shapes = [index_shape(leaf.spec.shape, read.index) for leaf, read in reads]
         self._check_room(reads, shapes)
@@ -319,6 +320,8 @@ class _Job:
             raise refuse_absent(path, total, stored, self.view.url)
 
     def _room(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if math.prod(shape) * dtype.itemsize <= SMALL_LEAF:
+            return torch.empty(shape, dtype=dtype)
         with allocating(path, shape, dtype, self.view.url):
             return empty(shape, dtype)
 
@@ -351,14 +354,14 @@ class _Job:
 
     def want_whole(self, path: Path, leaf: Leaf) -> None:
         """Request a leaf whole, unless it was requested already."""
-        if path in self._wholes:
+        if path in self.wholes:
             return
-        cached = self.view.cached(path)
+        cached = self.view._cached.get(path)
         if cached is not None:
-            self._wholes[path] = _Whole(leaf, cached)
+            self.wholes[path] = _Whole(leaf, cached)
             return
         value = self._room(path, leaf.spec.shape, leaf.spec.dtype)
-        self._wholes[path] = _Whole(leaf, value, True)
+        self.wholes[path] = _Whole(leaf, value, True)
         self.wants.append(Want(path, leaf, np.array([[0, leaf.spec.nbytes]]), _memory(value)))
 
     def _want_tips(self, path: Path, leaf: Leaf) -> None:
@@ -388,15 +391,16 @@ class _Job:
                     hint="upload it again: its files are of different saves",
                 )
             view.record_tip_checked(tips.path)
-        for path, whole in self._wholes.items():
+        for path, whole in self.wholes.items():
             if whole.fetched:
-                _repair_bools(whole.value)
+                if whole.value.dtype is torch.bool:
+                    _repair_bools(whole.value)
                 view.cache(path, whole.leaf, whole.value, self._changes)
         return [self._result(target) for target in self._targets]
 
     def _result(self, target: _Target) -> Tensor:
         if target.path is not None:
-            return gather(self._wholes[target.path].value, target.index, target.out)
+            return gather(self.wholes[target.path].value, target.index, target.out)
         value = target.value
         assert value is not None
         _repair_bools(value)

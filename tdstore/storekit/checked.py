@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -40,6 +41,8 @@ L = TypeVar("L")
 """What a backend keeps for each leaf."""
 R = TypeVar("R", Read, Write)
 _NO_LOCK = nullcontext()
+_SPEC: Callable[[Any], LeafSpec] = attrgetter("spec")
+"""What `CheckedStore._spec` does, without a Python call for each leaf."""
 
 
 def check_choices(url: str, **choices: tuple[object, Iterable[object]]) -> None:
@@ -104,9 +107,13 @@ class CheckedStore(Store, Generic[L]):
     """The process that may change the store; None for any."""
     _header: Header
     """Of the last commit."""
+    _own_spec = _own_typed = True
+    """Whether the class has a `_spec`, or a `_spec` or `_typed`, of its own."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls._own_spec = cls._spec is not CheckedStore._spec
+        cls._own_typed = cls._own_spec or cls._typed is not CheckedStore._typed
         for name in ("_lock", "_closed", "_pid", "_header", "_guard"):
             if inspect.isroutine(vars(cls).get(name)):
                 raise InvalidTypeError(
@@ -218,7 +225,7 @@ class CheckedStore(Store, Generic[L]):
         if self._closed:
             raise refusals.closed(self.url)
         found = self._found(reads, self._catalogue() if leaves is None else leaves)
-        typed = self._typed
+        typed = self._typed if self._own_typed else _SPEC
         check_indices([(r.index, typed(leaf).shape) for leaf, r in found])
         for leaf, r in found:
             if (out := r.out) is not None:
@@ -251,7 +258,7 @@ class CheckedStore(Store, Generic[L]):
         """Return a spec for each path, as `Store.specs` does."""
         if self._closed:
             raise refusals.closed(self.url)
-        leaves, spec_of = self._catalogue(), self._spec
+        leaves, spec_of = self._catalogue(), self._spec if self._own_spec else _SPEC
         try:
             found = list(map(leaves.__getitem__, paths))
         except KeyError:
@@ -282,7 +289,7 @@ class CheckedStore(Store, Generic[L]):
         """Check values and write, as `Store.write` does."""
         with self._guard:
             self._check_writable()
-            found, typed = self._found(writes, self._catalogue()), self._typed
+            found, typed = self._found(writes, self._catalogue()), self._typed if self._own_typed else _SPEC
             check_writes([(w, (known := typed(leaf)).shape, known.dtype) for leaf, w in found])
             self._write(_last_writes(found))
 

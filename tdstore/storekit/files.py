@@ -127,7 +127,8 @@ class Tree:
             if name != wanted:
                 break
             keep += 1
-        self._cut(keep)
+        if keep < len(self._fds):
+            self._cut(keep)
         for name in parts[keep:]:
             parent = self._fds[-1] if self._fds else self.root
             if create:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -59,6 +59,18 @@ def text_of(data: bytes, unlike: int = 0) -> Tensor:
 def mark_of(text: np.ndarray[Any, Any]) -> int:
     """Read the epoch of a data leaf from its first bytes."""
     return int.from_bytes(text[8:HEAD].tobytes(), "little", signed=True)
+
+
+class StringsLeaf(NamedTuple):
+    """A leaf in memory, made of strings in the file of another program."""
+
+    spec: LeafSpec
+    data: Tensor
+
+    @staticmethod
+    def over(data: Tensor) -> StringsLeaf:
+        """Create the leaf of some data."""
+        return StringsLeaf(LeafSpec(data.shape, data.dtype), data)
 
 
 class Strings:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
-from tdstore.errors import ConflictError, CorruptStoreError, StoreNotFoundError
+from tdstore.errors import ConflictError, CorruptStoreError, StoreNotFoundError, TDStoreError
 from tdstore.index.ranges import Range
 from tdstore.storekit import files
 from tdstore.storekit.documents import is_plain_name
@@ -46,7 +46,7 @@ class LocalEngine(Engine):
 
     def get(self, key: str, limit: int | None = None) -> Blob:
         """Read an object, as `Engine.get` does."""
-        with self._tree(key) as tree, files.io_errors(self.where(key), writing=False):
+        with files.io_errors(self.where(key), writing=False), self._tree() as tree:
             fd = tree.open(self._parts(key))
             try:
                 size = os.fstat(fd).st_size
@@ -66,9 +66,10 @@ class LocalEngine(Engine):
             by_key.setdefault(r.key, []).append(at)
         if not by_key:
             return answers
-        with self._tree(next(iter(by_key))) as tree:
-            for key, places in by_key.items():
-                with files.io_errors(self.where(key), writing=False):
+        key = next(iter(by_key))
+        try:
+            with self._tree() as tree:
+                for key, places in by_key.items():
                     fd = tree.open(self._parts(key))
                     try:
                         size = os.fstat(fd).st_size
@@ -78,11 +79,15 @@ class LocalEngine(Engine):
                             answers[at] = self._read(fd, key, first, size if stop is None else stop)
                     finally:
                         os.close(fd)
+        except TDStoreError:
+            raise
+        except OSError as error:
+            files.raise_io(error, self.where(key), writing=False)
         return answers
 
     def size(self, key: str) -> int:
         """Return the size of an object, as `Engine.size` does."""
-        with self._tree(key) as tree, files.io_errors(self.where(key), writing=False):
+        with files.io_errors(self.where(key), writing=False), self._tree() as tree:
             fd = tree.open(self._parts(key))
             try:
                 return os.fstat(fd).st_size
@@ -142,7 +147,7 @@ class LocalEngine(Engine):
         self._check_writable()
         if not os.path.isdir(self.root):
             return
-        with self._tree("") as tree:
+        with files.io_errors(self.url, writing=False), self._tree() as tree:
             for key in keys:
                 parts = self._parts(key)
                 with files.io_errors(self.where(key), "cannot remove"), contextlib.suppress(FileNotFoundError):
@@ -163,9 +168,8 @@ class LocalEngine(Engine):
 
     # -- inside ------------------------------------------------------------------------------
     @contextlib.contextmanager
-    def _tree(self, key: str) -> Iterator[files.Tree]:
-        with files.io_errors(self.where(key), writing=False):
-            root = files.open_dir(self.root)
+    def _tree(self) -> Iterator[files.Tree]:
+        root = files.open_dir(self.root)
         self._seen = True
         try:
             tree = files.Tree(root)

@@ -156,10 +156,6 @@ class Session:
                 found.append(Fault(path, f"{rows}: the bytes have another checksum than was committed"))
         return found
 
-    def some_unseen(self, path: Path) -> bool:
-        """Check whether a read must compare bytes with checksums."""
-        return self.verify != "none" and self.sums.some_unseen(path)
-
     def verify_read(self, path: Path, leaf: Leaf, starts: Ints, size: int, copy: ReadCopy | None = None) -> None:
         """Compare the grains of a read with their checksums, unless done since the file was opened.
 

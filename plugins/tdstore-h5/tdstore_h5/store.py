@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from pathlib import Path as FsPath
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
@@ -33,7 +33,7 @@ from tdstore.storekit.checked import fake_mode, fill_pattern, full
 from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.chunks import LAYOUTS
 from tdstore.storekit.files import raise_io
-from tdstore.storekit.foreign_strings import leaves_of_values
+from tdstore.storekit.foreign_strings import StringsLeaf, leaves_of_values
 from tdstore.types import MODES, Durable, Fault, LeafSpec, Mode, Path, Read, Recover, Verify, Write, path_text
 from tdstore_h5 import options
 from tdstore_h5.faults import h5_errors, is_memory, is_system_error
@@ -231,8 +231,7 @@ LARGE = 64 << 20
 _NO_BLOCKS: Ints = np.empty(0, np.int64)
 
 
-Stored = Leaf | Tensor
-"""A dataset; or, in the file of another program, its strings in memory."""
+Stored = Leaf | StringsLeaf
 
 
 class H5Store(CheckedStore[Stored]):
@@ -257,10 +256,11 @@ class H5Store(CheckedStore[Stored]):
         self._layout = layout
         self._arguments = arguments
         self._foreign: Header | None = None
-        self._strings: dict[Path, Tensor] = {}
-        """Leaves in memory: the strings of another program's file."""
+        self._strings: dict[Path, StringsLeaf] = {}
         if not (self.writable or session.ours):
-            self._foreign = self._foreign_header(self._strings)
+            found: dict[Path, Tensor] = {}
+            self._foreign = self._foreign_header(found)
+            self._strings = {path: StringsLeaf.over(data) for path, data in found.items()}
 
     def _foreign_header(self, leaves: dict[Path, Tensor] | None) -> Header:
         session = self._session
@@ -286,12 +286,6 @@ class H5Store(CheckedStore[Stored]):
     def _catalogue(self) -> Mapping[Path, Stored]:
         leaves = self._session.contents.leaves
         return {**leaves, **self._strings} if self._strings else leaves
-
-    def _spec(self, leaf: Stored) -> LeafSpec:
-        return LeafSpec(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf.spec
-
-    def _typed(self, leaf: Stored) -> LeafSpec | Tensor:
-        return leaf if isinstance(leaf, Tensor) else leaf.spec
 
     def load_header(self) -> Header:
         session = self._open()
@@ -324,38 +318,39 @@ class H5Store(CheckedStore[Stored]):
 
     def _read(self, wanted: Sequence[tuple[Stored, Read]]) -> list[Tensor]:
         for leaf, _ in wanted:
-            if (leaf.nbytes if isinstance(leaf, Tensor) else leaf.spec.nbytes) > LARGE:
+            if leaf.spec.nbytes > LARGE:
                 return self._read_large(wanted)
-        compared = self._compares()
-        return [self._read_one(leaf, r, compared) for leaf, r in wanted]
+        unseen = self._unseen(wanted)
+        return [self._read_one(leaf, r, r.path in unseen) for leaf, r in wanted]
 
-    def _compares(self) -> bool:
-        """Check whether reads compare bytes with checksums. A fake result has no bytes to compare."""
-        return self._session.verify != "none" and not fake_mode()
+    def _unseen(self, wanted: Sequence[tuple[Stored, Read]]) -> Set[Path]:
+        """Return the leaves whose bytes a read must compare with checksums. A fake result has no bytes to compare."""
+        session = self._session
+        return set() if session.verify == "none" or fake_mode() else session.sums.unseen_leaves(wanted)
 
     def _read_large(self, wanted: Sequence[tuple[Stored, Read]]) -> list[Tensor]:
         """Read where results may be larger than memory, or than the stored data."""
-        specs = [self._spec(leaf) for leaf, _ in wanted]
+        specs = [leaf.spec for leaf, _ in wanted]
         shapes = [index_shape(spec.shape, r.index) for spec, (_, r) in zip(specs, wanted, strict=True)]
         sizes = [math.prod(shape) * spec.dtype.itemsize for shape, spec in zip(shapes, specs, strict=True)]
         sizes = [0 if r.out is not None else size for size, (_, r) in zip(sizes, wanted, strict=True)]
         if self._arguments["max_bytes"] is None and sum(sizes) > SUSPECT_BYTES:
-            by_path = {r.path: leaf.nbytes if isinstance(leaf, Tensor) else leaf.stored for leaf, r in wanted}
+            by_path = {r.path: leaf.spec.nbytes if isinstance(leaf, StringsLeaf) else leaf.stored for leaf, r in wanted}
             stored = min(self._session.raw.stored(), sum(by_path.values()))
             if is_suspect(sum(sizes), stored):
                 raise refuse_absent(wanted[sizes.index(max(sizes))][1].path, sum(sizes), stored, self.url)
-        found, compared = [], self._compares()
+        found, unseen = [], self._unseen(wanted)
         for (leaf, r), shape, spec in zip(wanted, shapes, specs, strict=True):
             with allocating(r.path, shape if r.out is None else (), spec.dtype, self.url):
-                found.append(self._read_one(leaf, r, compared))
+                found.append(self._read_one(leaf, r, r.path in unseen))
         return found
 
-    def _read_one(self, leaf: Stored, r: Read, compared: bool) -> Tensor:
-        if isinstance(leaf, Tensor):
-            return gather(leaf, r.index, r.out)
+    def _read_one(self, leaf: Stored, r: Read, unseen: bool) -> Tensor:
+        if isinstance(leaf, StringsLeaf):
+            return gather(leaf.data, r.index, r.out)
         session, spec = self._session, leaf.spec
         starts, size = _NO_BLOCKS, 0
-        if compared and session.sums.some_unseen(r.path):
+        if unseen:
             starts, size = blocks_of(spec.shape, r.index)
             if size and len(starts) == 1:
                 low, high = int(starts[0]) * spec.dtype.itemsize, (int(starts[0]) + size) * spec.dtype.itemsize
@@ -529,7 +524,7 @@ class H5Store(CheckedStore[Stored]):
     def layout(self, path: Path) -> Mapping[str, Any]:
         """Return layout options, as `Store.layout` does."""
         session, leaf = self._session, self._leaf(path)
-        if isinstance(leaf, Tensor) or leaf.plain:
+        if isinstance(leaf, StringsLeaf) or leaf.plain:
             return {}
         dataset = session.dataset(path)
         with h5_errors(self.url, f"looking at {path_text(path)}"):

@@ -250,9 +250,6 @@ class RedisStore(CheckedStore[Array]):
     def _catalogue(self) -> Mapping[Path, Array]:
         return self._session.document.arrays
 
-    def _typed(self, leaf: Array) -> LeafSpec:
-        return leaf.spec
-
     def load_header(self) -> Header:
         return self._open().document.header
 

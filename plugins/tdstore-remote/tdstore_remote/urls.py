@@ -55,7 +55,7 @@ def split_url(url: str) -> Place:
 
 def shown(url: str) -> str:
     """Return the URL for messages: no user, no password, no query, which may be a signature."""
-    return "::".join(_shown(part) for part in url.split("::"))
+    return "::".join(map(_shown, url.split("::")))
 
 
 def _shown(url: str) -> str:

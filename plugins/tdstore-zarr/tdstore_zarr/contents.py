@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from torch import Tensor
 
 from tdstore import lifetime
 from tdstore.dtypes import numpy_dtype
@@ -23,6 +22,7 @@ from tdstore.header import Header
 from tdstore.index.ranges import index_shape
 from tdstore.storekit import accept_dirty, refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
+from tdstore.storekit.foreign_strings import StringsLeaf
 from tdstore.types import Fault, LeafSpec, Path, Read, path_text
 from tdstore_zarr.codec import bridge
 from tdstore_zarr.codec.buffers import Buffers, seal_of
@@ -93,7 +93,7 @@ class Contents:
         return self.document.leaves
 
     @property
-    def strings(self) -> dict[Path, Tensor]:
+    def strings(self) -> dict[Path, StringsLeaf]:
         """Return the leaves in memory: the strings of another program's store."""
         return {} if self.foreign is None else self.foreign.tensors
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from torch import Tensor
 
 from tdstore.engine import Engine, EngineCap
 from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError, UntrustedDataError
 from tdstore.header import MAX_DEPTH, Group, Header
 from tdstore.index.ranges import Range
+from tdstore.storekit.foreign_strings import StringsLeaf
 from tdstore.types import Path, path_text
 from tdstore.values import PICKLE, encode_value, pickled_form
 from tdstore_zarr.codec.metadata import FREE, RATIO, parse_array
@@ -43,7 +43,7 @@ class Foreign:
         self.paths: dict[str, Path] = {}
         self.strings: dict[Path, dict[str, Any]] = {}
         """Arrays of strings: their envelopes ..."""
-        self.tensors: dict[Path, Tensor] = {}
+        self.tensors: dict[Path, StringsLeaf] = {}
         """... and their leaves."""
 
     def load(self) -> None:
@@ -113,7 +113,7 @@ class Foreign:
             return
         _find_objects(array.leaf, chunks)
         self.strings[path], leaves = array.read(self.place.engine, local=self.place.local, leaves=self.leaves)
-        self.tensors.update(leaves)
+        self.tensors.update({place: StringsLeaf.over(data) for place, data in leaves.items()})
 
     def _check_believable(self, leaf: Leaf) -> None:
         """Refuse leaves that declare far more than the storage holds."""

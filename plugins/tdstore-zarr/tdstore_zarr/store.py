@@ -34,7 +34,7 @@ from tdstore.replacing import check_replaceable
 from tdstore.store import Cap
 from tdstore.storekit import CheckedStore, Typed, check_choices, refusals
 from tdstore.storekit.budget import allocating
-from tdstore.storekit.foreign_strings import leaves_of_values
+from tdstore.storekit.foreign_strings import StringsLeaf, leaves_of_values
 from tdstore.storekit.pages import empty
 from tdstore.types import MODES, Durable, Fault, LeafSpec, Mode, Path, Read, Recover, Verify, Write
 from tdstore_zarr import store_objects
@@ -295,8 +295,7 @@ def _open_local(text: str, mode: Mode, defaults: dict[str, Any], arguments: dict
     raise AssertionError("unreachable")
 
 
-Stored = Leaf | Tensor
-"""An array; or, in a group of another program, its strings in memory."""
+Stored = Leaf | StringsLeaf
 
 
 class ZarrStore(CheckedStore[Stored]):
@@ -341,11 +340,8 @@ class ZarrStore(CheckedStore[Stored]):
         leaves = session.document.leaves
         return leaves if session.foreign is None else {**leaves, **session.strings}
 
-    def _spec(self, leaf: Stored) -> LeafSpec:
-        return LeafSpec(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf.spec
-
     def _typed(self, leaf: Stored) -> Typed:
-        return leaf if isinstance(leaf, Tensor) else self._session.opened_spec(leaf)
+        return leaf.spec if isinstance(leaf, StringsLeaf) else self._session.opened_spec(leaf)
 
     def load_header(self) -> Header:
         return self._open().header()
@@ -399,8 +395,8 @@ class ZarrStore(CheckedStore[Stored]):
         jobs, results = [], []
         session.check_room([r for _, r in wanted])
         for leaf, r in wanted:
-            if isinstance(leaf, Tensor):
-                results.append(gather(leaf, r.index, r.out))
+            if isinstance(leaf, StringsLeaf):
+                results.append(gather(leaf.data, r.index, r.out))
                 continue
             known = session.opened_spec(leaf).shape
             index = r.index if known == leaf.meta.shape else tuple(full_index(known, r.index))
@@ -417,7 +413,7 @@ class ZarrStore(CheckedStore[Stored]):
         return results
 
     def _room(self, leaf: Leaf, shape: tuple[int, ...]) -> Tensor:
-        if leaf.spec.nbytes <= FEW_BYTES and math.prod(shape) * leaf.meta.itemsize <= FEW_BYTES:
+        if leaf.spec.nbytes <= FEW_BYTES and math.prod(shape) * leaf.spec.dtype.itemsize <= FEW_BYTES:
             return torch.empty(shape, dtype=leaf.meta.dtype)
         with allocating(leaf.path, shape, leaf.meta.dtype, self.url):
             return empty(shape, leaf.meta.dtype)
@@ -502,7 +498,7 @@ class ZarrStore(CheckedStore[Stored]):
     def layout(self, path: Path) -> Mapping[str, Any]:
         """Return layout options, as `Store.layout` does: chunks are encoded as one, shards are stored as one object."""
         leaf = self._leaf(path)
-        if isinstance(leaf, Tensor):
+        if isinstance(leaf, StringsLeaf):
             return {}
         meta = leaf.meta
         inner = next((c for c in meta.codecs if c.get("name") == "sharding_indexed"), None)

@@ -41,7 +41,6 @@ from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.persistent.window import WindowTree
 from tdstore.types import LeafSpec, Names, Path, Read, path_text
 
-
 if TYPE_CHECKING:
     from tdstore.store import Store
     from tdstore.tensordicts.resident.tensordict import TensorDict
@@ -270,7 +269,7 @@ class StoredTree(WindowTree):
         return found if self._device is None else found.to(self._device)
 
     def _collect_reads(self, leaves: list[tuple[Path, Selection]], others: list[Rounds[Any]]) -> list[Any]:
-        handle, sel = self._handle, self._sel
+        handle, sel = self._handle, self._window or self._sel
         plan: list[tuple[str, Any, Any]] = []
         for key in self._first_keys():
             match entry := handle.entries[(*self._path, key)]:

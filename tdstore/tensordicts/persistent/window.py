@@ -238,7 +238,7 @@ class WindowTree(TensorDictBase):
         return group.kind != STACK_KIND and tuple(bare._sel.src_shape)[1 : len(batch)] == batch[1:]
 
     def _group_child(self, path: Path, group: Group) -> Any:
-        view, sel = self._view, self._sel
+        view, sel = self._view, self._window or self._sel
         n = len(sel.src_shape)
         further = (group.batch_size or ())[n:]
         names: Names | EllipsisType = ...

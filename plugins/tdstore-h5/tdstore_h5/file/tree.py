@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,8 @@ FREE = 64 << 20
 """Elements that are declared but not stored are accepted up to this many bytes, or `RATIO` times the stored ones."""
 RATIO = 1100
 
+_PLAIN = re.compile(rb"[\w-]{1,255}").fullmatch
+"""Tell links that are their own keys and of the commonest kind; others may be their own keys, too."""
 _TRUST = "if you trust the file, open it with trust='h5'"
 _NUMERIC = {h5t.INTEGER, h5t.FLOAT, h5t.ENUM, h5t.COMPOUND, *([h5t.COMPLEX] if hasattr(h5t, "COMPLEX") else [])}
 
@@ -97,7 +100,10 @@ class Walker:
                 self._count += 1
                 if self._count > MAX_OBJECTS:
                     raise CorruptStoreError(f"{self.url} has more than {MAX_OBJECTS} objects", url=self.url)
-                key = self._key(path, link, used)
+                key = link.decode() if _PLAIN(link) else self._key(path, link)
+                if key in used:
+                    raise self._corrupt((*path, key), "is there twice")
+                used.add(key)
                 below = (*path, key)
                 if kind != h5l.TYPE_HARD and not self.trust:
                     raise self._followed(below, kind)
@@ -114,16 +120,13 @@ class Walker:
                 # A named type holds no data.
         return self.found
 
-    def _key(self, path: Path, link: bytes, used: set[str]) -> str:
+    def _key(self, path: Path, link: bytes) -> str:
         try:
             key = link.decode()
             if b"%" in link or len(link) > MAX_PLAIN or not key.strip("."):  # else it is its own key
                 key = decode_name(key)
         except UnicodeDecodeError:
             raise self._corrupt((*path, repr(link)), "has a name that is not UTF-8") from None
-        if key in used:
-            raise self._corrupt((*path, key), "is there twice")
-        used.add(key)
         return key
 
     def _followed(self, path: Path, kind: int) -> UntrustedDataError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -14,7 +14,7 @@ import numpy as np
 
 from tdstore.errors import CorruptStoreError, StoreError
 from tdstore.storekit.checksums import BLOCK, crc32c, crcs_of
-from tdstore.types import LeafSpec, Path
+from tdstore.types import LeafSpec, Path, Read
 from tdstore_h5.rows.contiguous import Bytes, Ints
 
 LOOKED_AT = 32 << 20
@@ -254,6 +254,10 @@ class Sums:
     def some_unseen(self, path: Path) -> bool:
         """Check whether some of a leaf was not compared yet."""
         return path in self.leaves and path not in self._all_fine
+
+    def unseen_leaves(self, reads: Iterable[tuple[object, Read]]) -> set[Path]:
+        """Return the leaves of some reads of which some was not compared yet."""
+        return {r.path for _, r in reads if r.path not in self._all_fine and r.path in self.leaves}
 
     def is_seen(self, path: Path, start: int, stop: int) -> bool:
         """Check whether all grains of some bytes were compared; False also where finding out would take long."""

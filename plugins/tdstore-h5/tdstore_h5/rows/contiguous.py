@@ -174,7 +174,9 @@ class RawFile:
             numbers, length = index[0].numpy(), spec.shape[0]  # they are in range
             row = spec.nbytes // length
             if 0 < len(numbers) * row <= SHORT:
-                found = self._mapped(offset, spec.nbytes).reshape(length, row).take(numbers, 0, None, "clip")
+                end = offset + spec.nbytes
+                memory = self._map[offset:end] if end <= len(self._map) else self._mapped(offset, spec.nbytes)
+                found = memory.reshape(length, row).take(numbers, 0, None, "clip")
                 return torch.from_numpy(found).view(spec.dtype).view(len(numbers), *spec.shape[1:])
         if out is None and (block := block_of(spec.shape, index)) is not None:
             itemsize = spec.dtype.itemsize
@@ -271,7 +273,8 @@ class RawFile:
             return None
         if self._sparse and self.has_hole(leaf.offset, leaf.spec.nbytes):
             return None
-        return self._mapped(leaf.offset, leaf.spec.nbytes)
+        end = leaf.offset + leaf.spec.nbytes
+        return self._map[leaf.offset : end] if end <= len(self._map) else self._mapped(leaf.offset, leaf.spec.nbytes)
 
     def bytes_at(self, offset: int, size: int) -> Bytes:
         """Read bytes of the file by `pread`."""

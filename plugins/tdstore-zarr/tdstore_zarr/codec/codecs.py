@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import google_crc32c
@@ -175,15 +176,13 @@ def _compressor(codec: Mapping[str, Any] | None) -> Callable[[Memory], Bytes]:
 
 def _decompressor(codec: Mapping[str, Any] | None, nbytes: int) -> Callable[[Bytes, Memory], None]:
     if codec is None:
-        return lambda data, out: _copy(data, out, nbytes)
+        return partial(_copy, nbytes)
     if codec["name"] == "blosc":
-        return lambda data, out: _unblosc(data, out, nbytes)
-    if codec["name"] == "zstd":
-        return lambda data, out: _unzstd(data, out, nbytes)
-    return lambda data, out: _gunzip(data, out, nbytes)
+        return partial(_unblosc, nbytes)
+    return partial(_unzstd if codec["name"] == "zstd" else _gunzip, nbytes)
 
 
-def _copy(data: Bytes, out: Memory, nbytes: int) -> None:
+def _copy(nbytes: int, data: Bytes, out: Memory) -> None:
     if len(data) != nbytes:
         raise ChunkError(f"it has {len(data)} bytes instead of {nbytes}")
     out[:] = np.frombuffer(data, np.uint8)
@@ -192,7 +191,7 @@ def _copy(data: Bytes, out: Memory, nbytes: int) -> None:
 _blosc_head = struct.Struct("<4xIII").unpack_from
 
 
-def _unblosc(data: Bytes, out: Memory, nbytes: int) -> None:
+def _unblosc(nbytes: int, data: Bytes, out: Memory) -> None:
     if len(data) < 16:
         raise ChunkError(f"it has {len(data)} bytes, too few for blosc")
     declared, _, stored = _blosc_head(data)
@@ -204,7 +203,7 @@ def _unblosc(data: Bytes, out: Memory, nbytes: int) -> None:
         raise ChunkError(f"blosc cannot decompress it: {error}") from None
 
 
-def _unzstd(data: Bytes, out: Memory, nbytes: int) -> None:
+def _unzstd(nbytes: int, data: Bytes, out: Memory) -> None:
     declared = zstd_size(data)
     if declared is not None and declared != nbytes:
         raise ChunkError(f"it declares {declared} bytes and should have {nbytes}")
@@ -230,7 +229,7 @@ def zstd_size(data: Bytes) -> int | None:
     return int.from_bytes(data[at : at + width], "little") + (256 if width == 2 else 0)
 
 
-def _gunzip(data: Bytes, out: Memory, nbytes: int) -> None:
+def _gunzip(nbytes: int, data: Bytes, out: Memory) -> None:
     inflate = zlib.decompressobj(wbits=31)
     try:
         found = inflate.decompress(data, nbytes + 1)

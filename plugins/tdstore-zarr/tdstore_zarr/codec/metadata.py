@@ -102,10 +102,10 @@ class ArrayMeta:
             self.codecs, self.index_at_end, self.index_crc, self.keys, self.attributes, names,
         )  # fmt: skip
 
-    def chunk_key(self, number: int) -> str:
-        """Return the key of an object below its node, by its number in C order."""
+    def chunk_key(self, number: int, grid: tuple[int, ...] | None = None) -> str:
+        """Return the key of an object below its node, by its number in C order. `grid` is that of `self`, if known."""
         place = []
-        for size in reversed(self.grid):
+        for size in reversed(self.grid if grid is None else grid):
             number, rest = divmod(number, size)
             place.append(rest)
         kind, sep = self.keys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import floordiv
 from typing import NamedTuple
@@ -21,12 +22,11 @@ TAIL = 4
 _UNIT = 4096
 
 
-def seal(data: Bytes) -> int:
-    """Compute the checksum of an object as a whole.
+seal: Callable[[Bytes], int] = zlib.crc32
+"""Compute the checksum of an object as a whole.
 
-    Not crc32c: chunks end in their own crc32c, and the crc32c of such a string of bytes is always the same.
-    """
-    return zlib.crc32(data)
+Not crc32c: chunks end in their own crc32c, and the crc32c of such a string of bytes is always the same.
+"""
 
 
 class Stored(NamedTuple):
@@ -63,7 +63,7 @@ class Leaf:
 
     def key(self, number: int) -> str:
         """Return the key of one object."""
-        name = self.meta.chunk_key(number)
+        name = self.meta.chunk_key(number, self.cut.grid)
         return f"{self.node}/{name}" if self.node else name
 
     @property

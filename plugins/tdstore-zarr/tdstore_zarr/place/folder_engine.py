@@ -164,8 +164,12 @@ class FolderEngine(Engine):
             if file is not None:
                 self._open.move_to_end(key)
                 return file
-            with files.io_errors(self.where(key), writing=False):
+            try:
                 file = self._open[key] = _File(self._tree.open(self._parts(key)))
+            except TDStoreError:
+                raise
+            except OSError as error:
+                files.raise_io(error, self.where(key), writing=False)
             if len(self._open) > KEEP_OPEN:
                 self._open.popitem(last=False)
             return file

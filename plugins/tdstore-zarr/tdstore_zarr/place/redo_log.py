@@ -144,7 +144,7 @@ class LoggedEngine(Engine, Generic[E]):
 
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
         """Read ranges, as `Engine.get_ranges` does."""
-        if not self:
+        if not (self.puts or self.gone):
             return self.base.get_ranges(ranges)
         moved = [self._moved(r) for r in ranges]
         try:
@@ -164,7 +164,7 @@ class LoggedEngine(Engine, Generic[E]):
 
     def size(self, key: str) -> int:
         """Return the size of an object, as `Engine.size` does."""
-        put = self._found(key)
+        put = self._found(key) if self.puts or self.gone else None
         if put is not None:
             try:
                 return self.base.size(put.key)

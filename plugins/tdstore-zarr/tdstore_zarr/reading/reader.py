@@ -25,7 +25,7 @@ from tdstore.storekit.checksums import crc32c
 from tdstore.types import StoreIndex, path_text
 from tdstore_zarr.codec.codecs import ChunkError
 from tdstore_zarr.layout.grid import Part, count_chunks, full_index, parts, strides
-from tdstore_zarr.layout.leaf import TAIL, UNKNOWN, Leaf, Stored, parse_index, seal
+from tdstore_zarr.layout.leaf import TAIL, UNKNOWN, Leaf, parse_index, seal
 from tdstore_zarr.place.thread_pool import Pool
 from tdstore_zarr.reading.scattered_rows import Rows
 
@@ -231,8 +231,9 @@ class Reader:
             data = place if isinstance(place, memoryview) else batch.take(*place)
             number = job.chunks[at][0]
             try:
-                if check:
-                    _check_whole(data, leaf.objects[number])
+                stored = leaf.objects[number] if check else None
+                if stored is not None and stored.crc != UNKNOWN and seal(data) != stored.crc:
+                    raise ChunkError("it is not the one that was committed")
                 decode(data, out)
             except ChunkError as error:
                 raise self.corrupt(leaf, number, f"cannot be decoded: {error}") from None
@@ -406,11 +407,6 @@ def _flat(job: Job) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
     if not all(isinstance(t, slice) and t.step == 1 for t in terms[1:]):
         return None
     return out.reshape(out.shape[0], -1).view(np.uint8)
-
-
-def _check_whole(data: memoryview, stored: Stored) -> None:
-    if stored.crc != UNKNOWN and seal(data) != stored.crc:
-        raise ChunkError("it is not the one that was committed")
 
 
 def _spread(work: Callable[[int, int], None], count: int, nbytes: int, pays: int = _THREADS_PAY) -> None:
