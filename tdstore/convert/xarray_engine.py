@@ -90,7 +90,7 @@ class StoredArray(BackendArray):
     def __init__(self, td: Any, key: str) -> None:
         self._td = td
         self._key = key
-        shape, dtype = td._leaf_shape(key), td._leaf_facts(key)[2]
+        shape, dtype = td._leaf_shape(key), td._leaf_facts(key).dtype
         self.shape = tuple(shape)
         wide = is_bit_pattern(dtype) and dtype.is_floating_point
         self.dtype = np.dtype(np.float32) if wide else np.dtype(numpy_dtype(dtype))

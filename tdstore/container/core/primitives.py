@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -21,6 +21,17 @@ from tdstore.types import LeafSpec, Names
 LEAF = "leaf"
 GROUP = "group"
 VALUE = "value"
+
+
+class LeafFacts(NamedTuple):
+    """What a leaf is, without its data. Where elements of a lazy stack differ, device and dtype are None."""
+
+    shape: torch.Size
+    device: Any
+    dtype: Any
+    shared: bool | None
+    """Whether other processes of this machine see writes to it; None if it has no memory yet."""
+    class_name: str
 
 
 class Primitives(OpsBase):
@@ -77,6 +88,10 @@ class Primitives(OpsBase):
     def _leaf_layout(self, key: str) -> torch.layout:
         """Return the memory layout of a first-level LEAF: dense in every store."""
         return torch.strided
+
+    def _plain_spec(self, key: str) -> LeafSpec | None:
+        """Return the spec of a first-level LEAF that is a dense tensor in memory; None for any other."""
+        return None
 
     def _nested_parts(self, key: str) -> tuple[dict[str, Any], dict[str, LeafSpec]] | None:
         """Return the record of a first-level LEAF that is a nested tensor, and the specs of its leaves; else None."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tdstore.container.core.container import Container
+from tdstore.container.core.primitives import LeafFacts
 from tdstore.container.display.html import html
 from tdstore.container.display.text import text
 from tdstore.errors import StoreClosedError
@@ -19,8 +18,8 @@ class ReprMixin(Container):
         """Check whether other processes of this machine see writes to the leaves."""
         raise NotImplementedError
 
-    def _leaf_facts(self, key: str) -> tuple[Any, ...]:
-        """Return shape, device, dtype, shared flag and class name of a leaf, without reading it."""
+    def _leaf_facts(self, key: str) -> LeafFacts:
+        """Return what a leaf is, without reading it."""
         raise NotImplementedError
 
     def _dataset_lines(self) -> list[str]:

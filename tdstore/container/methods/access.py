@@ -181,7 +181,7 @@ class AccessMixin(Container):
             shape: torch.Size = node._leaf_shape(last)
             return shape
         if node._kind(last) == VALUE and node._is_unbatched(last):
-            return torch.Size(node._leaf_facts(last)[0])
+            return torch.Size(node._leaf_facts(last).shape)
         return torch.Size(node._value_size(last) if node._kind(last) == VALUE else node._raw(last).batch_size)
 
     @overload

@@ -310,7 +310,7 @@ def _common_dtype(td: Any) -> torch.dtype | None:
         for key in node._first_keys():
             kind = node._kind(key)
             if kind == "leaf":
-                dtypes.add(node._leaf_facts(key)[2])
+                dtypes.add(node._leaf_facts(key).dtype)
             elif kind == "group":
                 stack.append(node._raw(key))
     return dtypes.pop() if len(dtypes) == 1 else None

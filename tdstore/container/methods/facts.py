@@ -121,7 +121,7 @@ class MeasureMixin(Container):
 
     def is_floating_point(self) -> bool:
         """Return whether every leaf has a floating-point dtype."""
-        return all(node._leaf_facts(key)[2].is_floating_point for node, key in self._leaf_places())
+        return all(node._leaf_facts(key).dtype.is_floating_point for node, key in self._leaf_places())
 
     def is_non_tensor(self, key: Any) -> bool:
         """Return whether the entry of a (nested) key is a value that is not a tensor.

@@ -60,7 +60,9 @@ def describe(
         values: dict[str, Any] = {}
         for key in node._first_keys():
             kind = node._kind(key)
-            if kind == LEAF and jagged is not None and node._leaf_layout(key) is torch.jagged:
+            if kind == LEAF and (plain := node._plain_spec(key)) is not None:
+                specs[(*path, key)] = plain
+            elif kind == LEAF and jagged is not None and node._leaf_layout(key) is torch.jagged:
                 jagged[(*path, key)] = node._raw(key)
             elif kind == LEAF and (found := node._nested_parts(key)) is not None:
                 values[key], leaves = found

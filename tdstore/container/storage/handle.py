@@ -104,7 +104,9 @@ class StoreHandle:
             self.reload()
         else:  # what was just committed is not read back
             groups, specs = saved
-            plain = {p: LeafSpec(s.shape, s.dtype, fill_value=s.fill_value) for p, s in specs.items()}
+            plain = {
+                p: LeafSpec(s.shape, s.dtype, fill_value=s.fill_value) if s.options else s for p, s in specs.items()
+            }
             known, values = _complete(dict(groups), plain, store.url)
             self._believe(known, plain, values)
 

@@ -119,7 +119,7 @@ def _refuse_objects(frame: Any) -> None:
 
 
 def _refuse_complex(node: Any, key: str) -> None:
-    if node._leaf_facts(key)[2].is_complex:
+    if node._leaf_facts(key).dtype.is_complex:
         raise UnsupportedError(
             f"the entry {key!r}: no cell of a csv file holds a complex number",
             hint="torch.view_as_real() converts it to two columns",

@@ -12,6 +12,7 @@ from torch import Tensor
 from tdstore import errors
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.locks import LOCKED
+from tdstore.container.core.primitives import LeafFacts
 from tdstore.container.core.tensorclasses import rewrap, unwrap, unwrap_all
 from tdstore.container.entries.nested_tensors import forms, nested, padded
 from tdstore.container.entries.unbatched import is_batched
@@ -200,17 +201,17 @@ class LazyTree(TensorDictBase):
             return None
         return _merged([td._leaf_shape(key) for td in self._tds])
 
-    def _leaf_facts(self, key: str) -> tuple[Any, ...]:
+    def _leaf_facts(self, key: str) -> LeafFacts:
         if self._is_unbatched(key):
-            facts: tuple[Any, ...] = self._tds[0]._leaf_facts(key)
+            facts: LeafFacts = self._tds[0]._leaf_facts(key)
             return facts
         if any(td._kind(key) != LEAF for td in self._tds):
-            return self._leaf_shape(key), None, None, False, "Tensor"
-        found = [td._leaf_facts(key) for td in self._tds]
-        devices = {f[1] for f in found}
-        dtype = functools.reduce(torch.promote_types, (f[2] for f in found))
+            return LeafFacts(self._leaf_shape(key), None, None, False, "Tensor")
+        found: list[LeafFacts] = [td._leaf_facts(key) for td in self._tds]
+        devices = {f.device for f in found}
+        dtype = functools.reduce(torch.promote_types, (f.dtype for f in found))
         device = devices.pop() if len(devices) == 1 else None
-        return self._leaf_shape(key), device, dtype, all(f[3] for f in found), "Tensor"
+        return LeafFacts(self._leaf_shape(key), device, dtype, all(f.shared for f in found), "Tensor")
 
     def _leaf_layout(self, key: str) -> torch.layout:
         layouts = {td._leaf_layout(key) for td in self._tds}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, VALUE
 from tdstore.container.core.locks import LOCKED, SHARED
+from tdstore.container.core.primitives import LeafFacts
 from tdstore.container.core.tensorclasses import without_classes, wrap
 from tdstore.container.entries.unbatched import LEAF as UNBATCHED
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
@@ -72,17 +73,17 @@ class StoredTree(WindowTree):
         spec, sel = self._handle.specs[(*self._path, key)], self._sel
         return torch.Size((*sel.shape, *spec.shape[len(sel.src_shape) :]))
 
-    def _leaf_facts(self, key: str) -> tuple[Any, ...]:
+    def _leaf_facts(self, key: str) -> LeafFacts:
         if self._kind(key) == VALUE:  # an unbatched tensor
             spec = self._handle.specs.get((*self._path, key, UNBATCHED)) or self._raw(key)
             device = self._device or torch.device("cpu")
-            return torch.Size(spec.shape), device, spec.dtype, False, UnbatchedTensor.__name__
+            return LeafFacts(torch.Size(spec.shape), device, spec.dtype, False, UnbatchedTensor.__name__)
         entry = self._entry(key)
         nested = entry.layout if isinstance(entry, NestedTensor) else None
         dtype = self._handle.specs[(*self._path, key)].dtype if nested is None else nested.dtype
         jagged = nested is not None and nested.layout is torch.jagged and not nested.is_row(self._sel)
         name = "NestedTensor" if jagged else "Tensor"
-        return self._leaf_shape(key), self._device or torch.device("cpu"), dtype, False, name
+        return LeafFacts(self._leaf_shape(key), self._device or torch.device("cpu"), dtype, False, name)
 
     def _leaf_layout(self, key: str) -> torch.layout:
         entry = self._entry(key)

@@ -12,6 +12,7 @@ from torch._subclasses import FakeTensor
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import BOUND, CONSOLIDATED, LOCKED, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.container.core.one_buffer import cloned, compare_copied, is_one_buffer, reduced
+from tdstore.container.core.primitives import LeafFacts
 from tdstore.container.entries.nested_tensors import leaf_shape, ragged_dim
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.entries.uninitialized import is_uninitialized, shape_shown
@@ -22,6 +23,7 @@ from tdstore.container.storage.open_and_save import entry, over
 from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.varlen.nested_leaves import leaf_below, parts_of_nested, specs_of_nested
+from tdstore.dtypes import DTYPE_TO_NAME
 from tdstore.errors import (
     BatchSizeError,
     KeyNotFoundError,
@@ -69,14 +71,14 @@ class BindingMixin(LeafwiseTree):
     __slots__ = ()
 
     # -- facts -------------------------------------------------------------------------------
-    def _leaf_facts(self, key: str) -> tuple[Any, ...]:
+    def _leaf_facts(self, key: str) -> LeafFacts:
         leaf = self._data[key]
         if is_uninitialized(leaf):
-            return shape_shown(leaf), leaf.device, leaf.dtype, None, type(leaf).__name__
+            return LeafFacts(shape_shown(leaf), leaf.device, leaf.dtype, None, type(leaf).__name__)
         dense = leaf.layout is torch.strided and not leaf.is_nested and leaf.device.type in ("cpu", "cuda")
         shared = bool(self._state & SHARED) or (dense and not mapped() and seen_by_others(leaf))
         name = "Tensor" if type(leaf) is Tensor else type(leaf).__name__
-        return leaf_shape(leaf), leaf.device, leaf.dtype, shared, name
+        return LeafFacts(leaf_shape(leaf), leaf.device, leaf.dtype, shared, name)
 
     def _companions(self, key: str) -> list[tuple[Any, int]]:
         leaf = self._data[key]
@@ -94,6 +96,12 @@ class BindingMixin(LeafwiseTree):
     def _leaf_layout(self, key: str) -> torch.layout:
         leaf: Tensor = self._data[key]
         return torch.jagged if leaf.is_nested else leaf.layout
+
+    def _plain_spec(self, key: str) -> LeafSpec | None:
+        leaf = self._data[key]
+        if type(leaf) is not Tensor or leaf.layout is not torch.strided or leaf.is_nested or leaf.is_meta:
+            return None
+        return LeafSpec(leaf.shape, leaf.dtype) if leaf.dtype in DTYPE_TO_NAME else None
 
     def _nested_parts(self, key: str) -> tuple[dict[str, Any], dict[str, LeafSpec]] | None:
         leaf: Tensor = self._data[key]
