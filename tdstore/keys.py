@@ -78,30 +78,11 @@ def key_text(key: NestedKey) -> str:
     return path_text(unravel(key))
 
 
-def check_key(key: NestedKey) -> Path:
-    """Flatten a key under which an entry is to be stored.
-
-    Raises:
-        TypeError: not a string or a (nested) tuple of strings.
-        InvalidArgumentError: an empty tuple, or a string with a lone surrogate, which no medium can hold.
-    """
-    path = unravel(key)
-    if not path:
-        raise InvalidArgumentError("an empty tuple is not the key of an entry: it stands for the root")
-    for part in path:
-        if not part.isascii():
-            _utf8(part, path)
-    return path
-
-
-def _utf8(key: str, path: Path | None = None) -> bytes:
+def _utf8(key: str) -> bytes:
     try:
         return key.encode()
     except UnicodeEncodeError:
-        where = f" (in {path_text(path)})" if path is not None and len(path) > 1 else ""
-        raise InvalidArgumentError(
-            f"the key {key!r}{where} has a lone surrogate and cannot be written as UTF-8"
-        ) from None
+        raise InvalidArgumentError(f"the key {key!r} has a lone surrogate and cannot be written as UTF-8") from None
 
 
 # -- file names -----------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tdstore.keys import (
     MAX_NAME_BYTES,
-    check_key,
     decode_file_name,
     encode_file_name,
     encode_names,
@@ -79,16 +78,6 @@ def test_join():
     assert join(("a",), ".") == "a"
     assert join(("a", "b", ""), ".") == "a.b."
     assert join((), "/") == ""
-
-
-def test_check_key():
-    assert check_key(("a", ("é",))) == ("a", "é")
-    with pytest.raises(ValueError, match="empty tuple"):
-        check_key(((),))
-    with pytest.raises(ValueError, match=r"'\\ud800x' \(in 'a' / '\\ud800x'\) has a lone surrogate"):
-        check_key(("a", "\ud800x"))
-    with pytest.raises(TypeError):
-        check_key(0)
 
 
 # -- the codec ------------------------------------------------------------------------------

@@ -179,14 +179,6 @@ class Batch(Generic[Key]):
             self._objects.append(np.full(len(ranges), self._number(key)))
             self._ranges.append(ranges)
 
-    def want_each(self, keys: Sequence[Key], ranges: Ints) -> None:
-        """Ask for one range of each object: `[n, 2]`, as many as keys; an object may come more than once."""
-        if len(keys) != len(ranges):
-            raise InvalidArgumentError(f"{len(keys)} keys, but {len(ranges)} ranges")
-        if len(keys):
-            self._objects.append(np.array([self._number(key) for key in keys], np.int64))
-            self._ranges.append(ranges)
-
     def _number(self, key: Key) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
 

@@ -30,10 +30,6 @@ def _first(state: State) -> Tensor:
     return state[0]
 
 
-def _plus(a: State, b: State) -> State:
-    return tuple(x + y for x, y in zip(a, b, strict=True))
-
-
 def _count(t: Tensor, dims: Dims) -> Tensor:
     return torch.tensor(torch.Size(t.shape[d] for d in dims).numel())
 

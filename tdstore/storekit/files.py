@@ -33,7 +33,6 @@ SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 SAFE_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 TEMP_PREFIX = ".tdstore-new-"
 _TEMP = re.compile(r"\.tdstore-new-[0-9a-f]{16}")
-COPY_BYTES = 16 << 20
 
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _NOT_OURS = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR, errno.ENAMETOOLONG)

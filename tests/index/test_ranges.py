@@ -125,14 +125,10 @@ def test_many_objects_are_covered_as_each_by_itself(wanted: list[tuple[int, int,
         return [data[n][a:b] for n, a, b in requests]
 
     batch = Batch[int](gap=gap, part=7)
-    batch.want_each(objects.tolist(), ranges)
+    for n, one in zip(objects.tolist(), ranges, strict=True):
+        batch.want(n, one[None])
     expected = batch.requests()
     batch.fetch(get)
     assert asked == expected
     for n, start, size in wanted:
         assert batch.take(n, start, start + size) == data[n][start : start + size]
-
-
-def test_as_many_keys_as_ranges() -> None:
-    with pytest.raises(ValueError, match="2 keys, but 1 ranges"):
-        Batch[str]().want_each(["a", "b"], np.array([[0, 1]]))

@@ -175,10 +175,6 @@ class StoreHandle:
         self._generation = generation
         self.reload()
 
-    def changed_by_others(self) -> bool:
-        """Return whether another process may have committed since `reopen`; True if nobody can tell."""
-        return self._generation is None or self.store.generation() != self._generation
-
     # -- looking -----------------------------------------------------------------------------
     def kind(self, path: Path) -> str | None:
         """Return LEAF, GROUP or VALUE; None when nothing is there."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,11 +102,6 @@ def decode_document(text: bytes | str, *, url: str) -> Document:
 def _refused(record: _Record, text: str, url: str) -> CorruptStoreError:
     """Create the error for one record."""
     return CorruptStoreError(f"{url}: leaf {path_text(record.path)} {text}", url=url)
-
-
-def encode_dirty(paths: Iterable[Path]) -> bytes:
-    """Encode the dirty marker that a session sets before it writes in place."""
-    return json.dumps([list(p) for p in paths], separators=(",", ":")).encode("ascii")
 
 
 def decode_dirty(text: bytes | str, *, url: str) -> set[Path]:

@@ -350,10 +350,6 @@ class Array:
             for group in (parts[at : at + 4096] for at in range(0, len(parts), 4096))
         ]
 
-    def own_keys(self) -> list[bytes]:
-        """Return every key that the array may have."""
-        return [*map(self.key, range(self.blocks)), self.bits_key]
-
 
 def new_array(
     spec: LeafSpec, number: int, dataset: str, *, cell: int = TARGET_CELL, max_cell: int = MAX_CELL, block: int = BLOCK

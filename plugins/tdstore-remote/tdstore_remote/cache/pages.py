@@ -5,13 +5,14 @@ from __future__ import annotations
 import builtins
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
+from tdstore.engine import Buffer, Engine
 from tdstore.errors import CorruptStoreError
 from tdstore.index.ranges import Range
 from tdstore_remote.cache.disk import DiskCache
+from tdstore_remote.engines.delegating import DelegatingEngine
 
 PAGE = 256 << 10
 
@@ -33,7 +34,7 @@ class _Versions(Protocol):
     def versions(self, keys: Sequence[str], *, pin: bool = False) -> Sequence[tuple[int, str | None]]: ...
 
 
-class CachedEngine(Engine):
+class CachedEngine(DelegatingEngine):
     """An engine whose ranges come from pages cached under URL, tag and size of the object: a new version has new pages.
 
     The first time that this engine meets an object it requests its size and tag: one round for all new objects of
@@ -49,7 +50,7 @@ class CachedEngine(Engine):
     def __init__(
         self, inner: Engine, *, folder: str | None = None, most: int = 10 << 30, ram: int = 0, page: int = PAGE
     ) -> None:
-        self.inner = inner
+        self._inner = inner
         self.url = inner.url
         self.page = page
         self._disk = DiskCache(folder, most) if folder is not None else None
@@ -58,31 +59,17 @@ class CachedEngine(Engine):
         self._known: dict[str, _Known] = {}
         self._lock = threading.Lock()
 
+    @property
+    def inner(self) -> Engine:
+        """The engine below. `get` and `size` ask it each time."""
+        return self._inner
+
     def __repr__(self) -> str:
         return f"CachedEngine({self.inner!r})"
 
-    @property
-    def can(self) -> EngineCap:
-        """Return the abilities of the engine below."""
-        return self.inner.can
-
-    def conditional(self) -> bool:
-        """Check whether the engine below has conditional puts."""
-        return self.inner.conditional()
-
-    def probed(self) -> tuple[bool, ...] | None:
-        """Return what was found out about the server, as `Engine.probed` does."""
-        return self.inner.probed()
-
-    def accept_probed(self, found: tuple[bool, ...]) -> None:
-        """Accept what another process found out, as `Engine.accept_probed` does."""
-        self.inner.accept_probed(found)
-
-    def sweep(self) -> None:
-        """Remove what killed processes left, as `Engine.sweep` does."""
-        self.inner.sweep()
-
     # -- reading -------------------------------------------------------------------------
+    aget_ranges = Engine.aget_ranges
+
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
         """Read ranges, as `Engine.get_ranges` does: missing pages are fetched in one round, neighbours together."""
         self._meet({r.key for r in ranges if r.stop is None or r.stop > r.start})
@@ -202,14 +189,6 @@ class CachedEngine(Engine):
         return b"".join(views)
 
     # -- handed on -----------------------------------------------------------------------
-    def get(self, key: str, limit: int | None = None) -> Blob:
-        """Read an object, as `Engine.get` does, always from the server."""
-        return self.inner.get(key, limit)
-
-    def size(self, key: str) -> int:
-        """Return the size of an object, as `Engine.size` does, always from the server."""
-        return self.inner.size(key)
-
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
         """Write an object, as `Engine.put` does."""
         self._known.pop(key, None)
@@ -226,14 +205,6 @@ class CachedEngine(Engine):
         for key in keys:
             self._known.pop(key, None)
         self.inner.delete(keys)
-
-    def list(self, prefix: str = "") -> Iterator[Entry]:
-        """List objects, as `Engine.list` does."""
-        return self.inner.list(prefix)
-
-    def where(self, key: str) -> str:
-        """Return the URL of an object, as `Engine.where` does."""
-        return self.inner.where(key)
 
     def close(self) -> None:
         """Close the engine below; pages on disk stay."""
