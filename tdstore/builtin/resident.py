@@ -62,8 +62,10 @@ class MappedStore(ResidentStore[F], Generic[F]):
 
     def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
         if rows is not None:
+            self._check_open()
+            leaves = self._catalogue()
             for path in paths:
-                leaf = self._leaf(path)
+                leaf = leaves[path] if path in leaves else self._leaf(path)  # which raises
                 self._refuse_holes(leaf, rows_of(leaf.shape, (rows,)))
         super().check(paths, rows)
 

@@ -21,6 +21,7 @@ from tdstore.container.storage.entry_kinds import (
     Entries,
     Entry,
     Inline,
+    Leaf,
     Refused,
     SubGroup,
     Unbatched,
@@ -235,12 +236,20 @@ class StoreHandle:
 
     def leaves_below(self, path: Path) -> list[Path]:
         """List the paths of the leaves at or under a path, in key order."""
-        match entry := self.entries[path]:
-            case None:
-                return []
-            case SubGroup():
-                return [leaf for key in self.groups[path].keys for leaf in self.leaves_below((*path, key))]
-        return list(entry.leaves)
+        found: list[Path] = []
+        waiting = [path]
+        while waiting:
+            at = waiting.pop()
+            match entry := self.entries[at]:
+                case Leaf():
+                    found.append(at)
+                case SubGroup():
+                    waiting += [(*at, key) for key in reversed(self.groups[at].keys)]
+                case None:
+                    pass
+                case _:
+                    found += entry.leaves
+        return found
 
     def check_writable(self) -> None:
         """Raise `ReadOnlyError` unless the store was opened for writing."""

@@ -350,10 +350,11 @@ class BindingMixin(LeafwiseTree):
             if whole and not traced():
                 made: Self = self._read_whole(handle, leaves, keys)
                 return made
-            if copied is not None and not all(self._has_rows(handle.specs[leaf].shape) for leaf in leaves):
-                mismatched = [leaf for leaf in leaves if not self._has_rows(handle.specs[leaf].shape)]
-                handle.store.check(mismatched)  # parts of entries that are no plain tensors have other rows
-                leaves = [leaf for leaf in leaves if self._has_rows(handle.specs[leaf].shape)]
+            if copied is not None and (first := self._batch_size[:1]):
+                specs = handle.specs
+                if mismatched := [leaf for leaf in leaves if specs[leaf].shape[:1] != first]:
+                    handle.store.check(mismatched)  # parts of entries that are no plain tensors have other rows
+                    leaves = [leaf for leaf in leaves if specs[leaf].shape[:1] == first]
             handle.store.check(leaves, copied)
         elif self._binding is None:
             chosen = self if keys is None else self.select(*([keys] if isinstance(keys, str) else keys))
@@ -399,9 +400,6 @@ class BindingMixin(LeafwiseTree):
         if type(first) is int:
             return slice(first, first + 1 or None)
         return None if isinstance(first, (bool, str)) or first is None or first is ... else self._rows_of(first)
-
-    def _has_rows(self, shape: torch.Size) -> bool:
-        return not self._batch_size or shape[:1] == self._batch_size[:1]
 
     def _rows_of(self, index: Any) -> Tensor | None:
         raise NotImplementedError
