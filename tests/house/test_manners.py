@@ -227,6 +227,42 @@ def test_nothing_probes_stores_or_containers():
     at_most(PROBES, offenders, "hasattr on a store or container")
 
 
+# -- records of values are decoded in one place ---------------------------------------------
+CONTAINERS_AT = ("tdstore/container/", "tdstore/tensordicts/")
+RECORD_KEYS = {"codec", "column", "nested", "refused", "unbatched"}
+# (file, what it looks for) -> why there
+RECORDS_TOLD_APART = {
+    ("tdstore/container/storage/entry_kinds.py", "is_column"): "the one place that decides what an entry is",
+    ("tdstore/container/storage/entry_kinds.py", "is_nested"): "the same",
+    ("tdstore/container/storage/entry_kinds.py", "unbatched"): "the same",
+    ("tdstore/container/storage/describe.py", "codec"): "a value of the header, decoded",
+    ("tdstore/container/storage/describe.py", "refused"): "a value of the header, decoded",
+    ("tdstore/container/storage/value_records.py", "unbatched"): "a value of the header, decoded",
+    ("tdstore/container/varlen/columns.py", "column"): "the definition of is_column",
+    ("tdstore/container/varlen/nested_leaves.py", "nested"): "the definition of is_nested",
+    ("tdstore/container/varlen/nested_leaves.py", "is_nested"): "a header that no handle holds: of a foreign leaf",
+}
+
+
+def test_records_of_values_are_told_apart_in_one_place():
+    """`StoreHandle.entries` says what an entry is: nothing else looks for the keys of its record."""
+    found = {}
+    for path, node in nodes(ast.Compare):
+        if isinstance(node.left, ast.Constant) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            if node.left.value in RECORD_KEYS and name_of(path).startswith(CONTAINERS_AT):
+                found[name_of(path), node.left.value] = node.lineno
+    for path, node in nodes(ast.Call):
+        if (name := dotted(node.func)) in ("is_column", "is_nested") and name_of(path).startswith(CONTAINERS_AT):
+            found[name_of(path), name] = node.lineno
+    wrong = [
+        f"{file}:{line} looks for {key!r}"
+        for (file, key), line in found.items()
+        if (file, key) not in RECORDS_TOLD_APART
+    ]
+    none(wrong, "places that tell value records apart: ask StoreHandle.entries")
+    none([f"{entry}" for entry in RECORDS_TOLD_APART if entry not in found], "entries of RECORDS_TOLD_APART not needed")
+
+
 # -- sizes of folders -----------------------------------------------------------------------
 MOST_FILES = 12
 # The modules of the top level are import paths that users and authors of backends have in their code: `tdstore.store`,
