@@ -25,7 +25,7 @@ ROWS = torch.tensor([3, 7, 11, 50])
 
 MOST = {
     ("memmap", "save"): 770,
-    ("memmap", "open"): 258,
+    ("memmap", "open"): 256,
     ("h5", "write"): 140,
     ("h5", "save"): 675,
     ("h5", "open"): 233,
