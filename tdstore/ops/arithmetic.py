@@ -56,7 +56,7 @@ _FLOATS = frozenset({torch.float32, torch.float64})
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
-def as_tensors(operand: Any, leaves: list[Tensor]) -> Any:
+def as_tensors(operand: Any, leaves: list[Tensor]) -> object:
     """Convert a list with one number for all leaves to tensors of their dtypes.
 
     Other operands are returned as given, and numbers beside leaves that are no plain tensors of float32 or float64 in

@@ -116,4 +116,4 @@ def _is_plain(leaf: Any) -> bool:
     if leaf.is_nested or leaf.requires_grad or leaf.is_neg() or leaf.__dict__ or not leaf.is_contiguous():
         return False
     storage = leaf.untyped_storage()
-    return storage.nbytes() == leaf.nbytes and not hasattr(storage, "tdstore_file")
+    return storage.nbytes() == leaf.nbytes and getattr(storage, "tdstore_file", None) is None
