@@ -1,0 +1,44 @@
+"""What `tdstore.delete` calls: a repository that nobody writes is removed, history and all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tdstore.storekit import refusals
+from tdstore_icechunk.location import PARTS, BucketLocation, FolderLocation, location_of, remove_objects
+from tdstore_icechunk.store import open_icechunk
+
+
+def remove_icechunk(
+    location: str, *, storage_options: Mapping[str, Any] | None = None, lock_timeout: float = 0.0
+) -> object:
+    """Remove a repository.
+
+    Args:
+        location: a folder, or a URL of S3.
+        storage_options: as in `open_icechunk`.
+        lock_timeout: seconds to wait for a commit of another process.
+
+    Returns:
+        `NotImplemented` for a folder, which the core removes.
+
+    Raises:
+        StoreNotFoundError: there is none. StoreBusyError: another writer has changes that are not committed.
+        StoreExistsError: there are objects of another program, or a repository without a dataset of ours.
+    """
+    place = location_of(location, storage_options, lock_timeout)
+    if isinstance(place, FolderLocation):
+        if place.open() is not None and place.is_written():
+            raise refusals.busy(place.url, "another writer", lock_timeout)
+        return NotImplemented
+    assert isinstance(place, BucketLocation)
+    with open_icechunk(location, storage_options=storage_options) as store:
+        if not store._session.document.ours:
+            raise refusals.other_kind(store.url, "a repository of another program")
+    with place.engine() as engine:
+        strange = [entry.key for entry in engine.list() if entry.key.partition("/")[0] not in PARTS]
+        if strange:
+            raise refusals.foreign_files(place.url, sorted(strange), "an icechunk repository")
+        remove_objects(engine)
+    return None

@@ -1,0 +1,319 @@
+"""Where a repository is: a local folder or a prefix of a bucket, and what keeps its writers apart."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import icechunk
+
+from tdstore.engine import Engine
+from tdstore.errors import ConflictError, MissingDependencyError, OptionError, StoreError, UnsupportedError
+from tdstore.registry import registry, split_scheme
+from tdstore.storekit import files, refusals
+from tdstore.storekit.publish import Site
+from tdstore_icechunk.faults import icechunk_errors
+
+REF = "refs/branch.main/ref.json"
+PARTS = ("refs", "snapshots", "manifests", "chunks", "transactions", "config.yaml")
+"""What icechunk makes in the root of a repository."""
+UNCOMMITTED = timedelta(days=1)
+"""Objects in a bucket that are younger and that no commit names may be of a writer that is about to commit."""
+
+if "ICECHUNK_LOG" not in os.environ:  # it warns of each local folder, whose commits a lock keeps apart here
+    icechunk.set_logs_filter("icechunk=error")
+
+
+def location_of(text: str, options: Mapping[str, Any] | None, timeout: float) -> Location:
+    """Return the location that a path or URL names.
+
+    Raises:
+        OptionError: there is no path. UnsupportedError: a scheme other than `s3`.
+    """
+    text = text.removeprefix("icechunk://")
+    scheme, rest = split_scheme(text)
+    if scheme in ("s3", "s3a"):
+        return BucketLocation(text, options or {})
+    if scheme not in ("", "file", "local"):
+        raise UnsupportedError(
+            f"{text}: the 'icechunk' backend reaches local folders and s3://, not {scheme}://",
+            url=text,
+            hint="save to s3://bucket/x.icechunk, or without the suffix: the object layout has versions, too",
+        )
+    if options:
+        raise OptionError(f"{text}: a local folder has no option {next(iter(options))!r}", url=text)
+    if not rest:
+        raise OptionError("the 'icechunk' backend needs a location", hint="the name of a folder, 'data.icechunk'")
+    return FolderLocation(os.path.realpath(os.path.expanduser(rest)), timeout)
+
+
+class Location(ABC):
+    """A place for one repository.
+
+    Attributes:
+        url: for messages.
+    """
+
+    url: str
+
+    @abstractmethod
+    def storage(self) -> icechunk.Storage:
+        """Return icechunk's object for the place."""
+
+    def open(self) -> icechunk.Repository | None:
+        """Open the repository; None where there is none."""
+        with icechunk_errors(self.url, "opening"):
+            storage = self.storage()
+            return icechunk.Repository.open(storage) if icechunk.Repository.exists(storage) else None
+
+    @abstractmethod
+    def begin(self) -> icechunk.Repository:
+        """Make a repository that nobody sees before `publish`, or that `give_up` removes."""
+
+    def publish(self, *, replace: bool) -> icechunk.Repository | None:
+        """Show the new repository; returns it where it was moved."""
+        return None
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """Remove a new repository that was never committed."""
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Keep other commits out, where the storage cannot tell that it was changed meanwhile."""
+        yield
+
+    def enter(self) -> None:
+        """Show others that there are objects which no commit names yet."""
+
+    def leave(self, *, littered: bool, repo: icechunk.Repository) -> None:
+        """Take that back, and remove objects that no commit names, if there are some.
+
+        Args:
+            littered: whether there may be such objects.
+            repo: the repository.
+        """
+
+    def collectable(self, grace: float) -> datetime:
+        """Return the time before which objects that no snapshot names are of no writer."""
+        return datetime.now(UTC) - max(timedelta(seconds=grace), UNCOMMITTED)
+
+    def close(self) -> None:
+        """Release locks and descriptors."""
+
+
+class FolderLocation(Location):
+    """A local folder. icechunk's commits are not safe there: a lock keeps them apart.
+
+    A writer with objects that are not committed holds a shared flock of the root, so that garbage is collected only
+    while there is none. A commit holds an exclusive one of `refs`.
+    """
+
+    def __init__(self, path: str, timeout: float) -> None:
+        self.url = self.path = path
+        self.timeout = timeout
+        self._site: Site | None = None
+        self._lock = -1
+
+    def storage(self) -> icechunk.Storage:
+        """Return icechunk's object for the folder, or for the one that is being built."""
+        path = self.path if self._site is None else os.path.join(os.path.dirname(self.path), self._site.temp)
+        return icechunk.local_filesystem_storage(path)
+
+    def open(self) -> icechunk.Repository | None:
+        """Open the repository; a folder without one is none, and icechunk would make it."""
+        return super().open() if os.path.isfile(os.path.join(self.path, REF)) else None
+
+    def begin(self) -> icechunk.Repository:
+        """Make a repository beside the folder."""
+        self._site = Site(
+            self.path, url=self.url, timeout=self.timeout, foreign=_foreign, first=(), kind="an icechunk repository"
+        )
+        self._site.check(replace=True)
+        with icechunk_errors(self.url, "making"):
+            return icechunk.Repository.create(self.storage())
+
+    def publish(self, *, replace: bool) -> icechunk.Repository | None:
+        """Rename the new repository to its place."""
+        site = self._site
+        if site is None:
+            return None
+
+        @contextmanager
+        def alone(old: int) -> Iterator[None]:
+            site.wait_alone(old)
+            yield
+
+        site.publish(replace=replace, sync=False, alone=alone)
+        site.close()
+        self._site = None
+        return self.open()
+
+    def give_up(self) -> None:
+        """Remove the folder that was being built."""
+        if self._site is not None:
+            self._site.close()
+            self._site = None
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Hold the lock of commits of a folder that is still the one that was opened."""
+        if self._site is not None:
+            yield
+            return
+        if not self._is_there():
+            raise refusals.removed(self.url)
+        with files.io_errors(self.url, "committing"), files.closing(files.open_dir(f"{self.path}/refs")) as fd:
+            files.lock(fd, exclusive=True, timeout=self.timeout, url=self.url)
+            yield
+
+    def _is_there(self) -> bool:
+        try:
+            return self._lock < 0 or os.path.samestat(os.stat(self.path), os.fstat(self._lock))
+        except FileNotFoundError:
+            return False
+
+    def enter(self) -> None:
+        """Hold the shared lock of writers."""
+        if self._site is None and self._lock < 0:
+            try:
+                self._lock = files.open_dir(self.path)
+            except FileNotFoundError:
+                raise refusals.removed(self.url) from None
+            files.lock(self._lock, exclusive=False, timeout=self.timeout, url=self.url)
+
+    def leave(self, *, littered: bool, repo: icechunk.Repository) -> None:
+        """Release the lock of writers; the last one collects the garbage."""
+        if self._lock < 0:
+            return
+        try:
+            if littered and self._is_there() and files.try_lock(self._lock, exclusive=True):
+                with suppress(StoreError), icechunk_errors(self.url, "tidying"):  # the next one tries again
+                    repo.garbage_collect(datetime.now(UTC) + timedelta(days=1))
+        finally:
+            self.close()
+
+    def collectable(self, grace: float) -> datetime:
+        """Return a time to come, unless a writer has objects that are not committed."""
+        probe = files.open_dir(self.path)
+        with files.closing(probe):
+            alone = self._lock < 0 and files.try_lock(probe, exclusive=True)
+        return datetime.now(UTC) + timedelta(days=1) if alone else super().collectable(grace)
+
+    def close(self) -> None:
+        """Release locks and descriptors."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            files.unlock(lock)
+            os.close(lock)
+
+    def is_written(self) -> bool:
+        """Check whether a writer has changes that are not committed."""
+        with files.closing(files.open_dir(self.path)) as fd:
+            return not files.try_lock(fd, exclusive=True)
+
+
+def _foreign(root: int) -> list[str]:
+    """Return the names in a folder that icechunk would not have made."""
+    return sorted(name for name in os.listdir(root) if name not in PARTS)
+
+
+class BucketLocation(Location):
+    """A prefix in a bucket of S3, whose conditional puts keep commits apart."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self.url = url.rstrip("/")
+        self._options = dict(options)
+        self._new = False
+
+    def storage(self) -> icechunk.Storage:
+        """Return icechunk's object for the prefix, by the options that the `remote` backend takes."""
+        try:
+            from tdstore_remote.options import for_obstore, split_settings
+            from tdstore_remote.urls import split_url
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"{self.url}: a repository in a bucket needs tdstore-remote, which reads storage_options=",
+                hint="pip install ./plugins/tdstore-remote   # from a clone of tdstore",
+            ) from error
+        place = split_url(self.url)
+        target = for_obstore(place.scheme, split_settings(self._options, self.url)[1], self.url)
+        config, env = dict(target.config), os.environ.get
+        endpoint = config.pop("endpoint", None) or env("AWS_ENDPOINT_URL_S3") or env("AWS_ENDPOINT_URL")
+        region = config.pop("region", None) or env("AWS_REGION") or env("AWS_DEFAULT_REGION")
+        virtual = config.pop("virtual_hosted_style_request", endpoint is None)
+        given: dict[str, Any] = {
+            "access_key_id": config.pop("access_key_id", None),
+            "secret_access_key": config.pop("secret_access_key", None),
+            "session_token": config.pop("session_token", config.pop("token", None)),
+            "anonymous": config.pop("skip_signature", None),
+            "requester_pays": bool(config.pop("request_payer", False)),
+        }
+        if config or target.profile or set(target.client) - {"allow_http"}:
+            name = next(iter([*config, *target.client, "profile"]))
+            raise OptionError(f"{self.url}: icechunk has no storage option {name!r}", url=self.url)
+        if given["access_key_id"] is None and not given["anonymous"]:
+            given["from_env"] = True
+        return icechunk.s3_storage(
+            bucket=place.bucket,
+            prefix=place.prefix,
+            region=region,
+            endpoint_url=endpoint,
+            allow_http=bool(target.client.get("allow_http")) or (endpoint or "").startswith("http:"),
+            force_path_style=str(virtual).lower() in ("false", "0"),
+            **given,
+        )
+
+    def begin(self) -> icechunk.Repository:
+        """Make a repository at the place; without a commit of ours, there is nothing to open."""
+        with icechunk_errors(self.url, "making"):
+            repo = icechunk.Repository.create(self.storage())
+        self._new = True
+        return repo
+
+    def publish(self, *, replace: bool) -> icechunk.Repository | None:
+        """Keep it."""
+        self._new = False
+        return None
+
+    def give_up(self) -> None:
+        """Remove a repository that this writer made, unless another one has committed to it."""
+        if self._new:
+            self._new = False
+            with self.engine() as engine:
+                remove_objects(engine, only_if_empty=True)
+
+    def engine(self) -> Engine:
+        """Return an engine at the prefix."""
+        return registry().engine(self.url, self._options)
+
+
+def remove_objects(engine: Engine, *, only_if_empty: bool = False) -> None:
+    """Remove a repository from a bucket: its branch first, so that nothing opens, and no writer can commit.
+
+    Args:
+        engine: at the root of the repository.
+        only_if_empty: do nothing where there was a commit.
+    """
+    blob = engine.get(REF)
+    if only_if_empty and INITIAL.encode() not in bytes(blob.data):
+        return
+    if engine.conditional():
+        # Another writer of the place compares the snapshot before it commits, and finds one that never was.
+        try:
+            engine.put(REF, b'{"snapshot":"00000000000000000000"}', if_match=blob.tag)
+        except ConflictError:
+            if only_if_empty:
+                return
+            raise
+    keys = [entry.key for entry in engine.list()]
+    engine.delete([REF])
+    engine.delete([key for key in keys if key != REF])
+
+
+INITIAL = "1CECHNKREP0F1RSTCMT0"
+"""The snapshot that each new repository begins with."""
