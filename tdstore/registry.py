@@ -56,6 +56,7 @@ def _from_clone(name: str) -> str:
 KNOWN: dict[str, _Known] = {
     "h5": _Known(_from_clone("h5"), ("h5",), (".h5", ".hdf5")),
     "zarr": _Known(_from_clone("zarr"), ("zarr",), (".zarr", ".zarr.zip")),
+    "icechunk": _Known(_from_clone("icechunk"), ("icechunk",), (".icechunk",)),
     "redis": _Known(_from_clone("redis"), ("redis", "rediss", "redis+unix", "valkey", "valkeys", "dragonfly")),
     "remote": _Known(
         _from_clone("remote"), ("s3", "s3a", "gs", "gcs", "az", "abfs", "http", "https", "hf", "sftp", "webdav")

@@ -95,12 +95,14 @@ class SessionLog(LoggedEngine[SessionEngine]):
 
     Attributes:
         nbytes: bytes that were put since the last commit.
+        littered: whether objects were put that no commit will name.
     """
 
     def __init__(self, base: SessionEngine) -> None:
         super().__init__(base)
         self.active = True
         self.nbytes = 0
+        self.littered = False
         self._changed: set[str] = set()
         self._waiting: dict[str, Buffer] = {}
         """Chunks that were put before the metadata of their array, which icechunk refuses."""
@@ -127,7 +129,9 @@ class SessionLog(LoggedEngine[SessionEngine]):
             self.base.put_many(chunks)
         except StoreNotFoundError:
             self._waiting.update(chunks)
-        self._changed.update(key for key, _ in items)
+        keys = {key for key, _ in items if not key.endswith(NAME)}
+        self.littered = self.littered or not self._changed.isdisjoint(keys)
+        self._changed |= keys
         self.nbytes += sum(len(data) for _, data in items)
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -162,6 +166,7 @@ class SessionLog(LoggedEngine[SessionEngine]):
         """Keep the changes since `begin`, or undo them."""
         undo, self._undo, self._before = self._undo, None, None
         if undo is not None and not keep:
+            self.littered = True
             self.base.swap(restored(self.url, undo))
 
     def hold(self, keys: Iterable[str]) -> dict[str, Put]:
@@ -182,6 +187,7 @@ class SessionLog(LoggedEngine[SessionEngine]):
 
     def abandon(self) -> None:
         """Return to the last commit."""
+        self.littered = self.littered or self.nbytes > 0
         self.ended()
         if not self.base.session.read_only:
             with icechunk_errors(self.url, "discarding changes of"):
@@ -212,4 +218,3 @@ class SessionLog(LoggedEngine[SessionEngine]):
 
     def close(self) -> None:
         """Do nothing: a session holds no handle."""
-

@@ -19,7 +19,9 @@ from tdstore.errors import (
     UnsupportedError,
 )
 
-_LOST = re.compile(r"object store error Object at location|NoSuchKey|key not found|object not found|not found: No such")
+_LOST = re.compile(
+    r"object store error Object at location|NoSuchKey|(key|object|snapshot|manifest) not found|not found: No such"
+)
 _DAMAGED = re.compile(
     r"deseriali|decod|decompress|magic|flatbuffer|invalid (file|object|header|snapshot|manifest)|malformed|checksum"
     r"|unexpected end|out of (range|bounds)|invalid range|InvalidRange|range .*exceed|panick|EOF|invalid utf-8"
@@ -77,10 +79,11 @@ def conflict(url: str) -> ConflictError:
 def _named(error: BaseException, url: str, doing: str) -> StoreError:
     # One class for all that can happen: the text says what it is, and where in Rust.
     text = " ".join(str(error).partition("context:")[0].replace("|", " ").split()).removeprefix("x ")
-    if isinstance(error, KeyError) or "node not found" in text:
+    if isinstance(error, KeyError) or "node not found" in text or "ref not found" in text:
         return StoreNotFoundError(f"{url}: {text}", url=url)
     if _LOST.search(text):
         return CorruptStoreError(f"{url}: an object of the repository is missing: {text}", url=url)
     if _DAMAGED.search(text) or not isinstance(error, icechunk.IcechunkError):
         return CorruptStoreError(f"{url}: an object of the repository is damaged: {text}", url=url)
-    return StoreIOError(f"{doing} {url} failed: {text}", url=url)
+    system = re.search(r"\(os error (\d+)\)", str(error))
+    return StoreIOError(f"{doing} {url} failed: {text}", url=url, errno=int(system[1]) if system else None)

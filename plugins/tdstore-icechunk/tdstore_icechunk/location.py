@@ -88,7 +88,7 @@ class Location(ABC):
         yield
 
     def enter(self) -> None:
-        """Show others that there are objects which no commit names yet."""
+        """Show others that there are objects which no commit names yet, unless the place was removed."""
 
     def leave(self, *, littered: bool, repo: icechunk.Repository) -> None:
         """Take that back, and remove objects that no commit names, if there are some.
@@ -179,6 +179,8 @@ class FolderLocation(Location):
 
     def enter(self) -> None:
         """Hold the shared lock of writers."""
+        if not self._is_there():
+            raise refusals.removed(self.url)
         if self._site is None and self._lock < 0:
             try:
                 self._lock = files.open_dir(self.path)

@@ -9,7 +9,7 @@ import icechunk
 from tdstore_zarr.layout.document import MAX_ROOT, NAME, Document, Mark
 from tdstore_zarr.place.base import Place
 
-from tdstore.errors import StoreIOError, StoreNotFoundError
+from tdstore.errors import ConflictError, StoreNotFoundError
 from tdstore.header import Header
 from tdstore.storekit import refusals
 from tdstore_icechunk.engine import SessionEngine, SessionLog
@@ -41,7 +41,6 @@ class RepositoryPlace(Place):
         """Whether another writer has committed."""
         self._taken = False
         self._exclusive = False
-        self._littered = False
         self._root = b""
         self._version: tuple[str, Header] | None = None
         self.engine = SessionLog(SessionEngine(self.url, self._reading()))
@@ -116,9 +115,9 @@ class RepositoryPlace(Place):
     # -- writing ---------------------------------------------------------------------------
     def take(self) -> None:
         """Begin a session of the branch, if nobody has committed since the root was read."""
+        self.location.enter()
         if self._taken:
             return
-        self.location.enter()
         with icechunk_errors(self.url, "opening"):
             session = self.repo.writable_session(MAIN)
         if session.snapshot_id != self.base:
@@ -133,10 +132,14 @@ class RepositoryPlace(Place):
         if not self._taken:
             return
         self._taken = False
-        self.location.leave(littered=self._littered or bool(self.engine.nbytes), repo=self.repo)
-        self.engine.ended()
-        self._littered = False
+        self._leave()
         self.engine.base.swap(self._reading())
+
+    def _leave(self) -> None:
+        littered = self.engine.littered or self.engine.nbytes > 0
+        self.engine.ended()
+        self.engine.littered = False
+        self.location.leave(littered=littered, repo=self.repo)
 
     def put_root(self, data: bytes, *, sync: bool) -> None:
         """Put the root, and commit."""
@@ -150,10 +153,8 @@ class RepositoryPlace(Place):
         try:
             with self.location.committing(), icechunk_errors(self.url, "committing"):
                 self.base = self.engine.base.session.commit(message, metadata)
-        except StoreNotFoundError as error:
-            raise StoreIOError(f"{self.url} was removed: {error.message}", url=self.url) from error
-        except Exception:
-            self.lost = tip_of(self.repo, self.url) != self.base
+        except ConflictError:
+            self.lost = True
             raise
         self._root = data
         self.engine.ended()
@@ -168,7 +169,7 @@ class RepositoryPlace(Place):
         moved = self.location.publish(replace=not self._exclusive)
         if moved is not None:
             self.repo = moved
-        self._littered = True  # a writer that was killed may have left objects
+        self.engine.littered = True  # a writer that was killed may have left objects
         self.published = True
 
     def settled(self, document: Document) -> None:
@@ -187,7 +188,7 @@ class RepositoryPlace(Place):
         if self.pid == os.getpid():
             try:
                 if self._taken:
-                    self.location.leave(littered=self._littered or bool(self.engine.nbytes), repo=self.repo)
+                    self._leave()
                 if not self.published:
                     self.location.give_up()
             finally:
@@ -200,4 +201,3 @@ def tip_of(repo: icechunk.Repository, url: str) -> str:
     with icechunk_errors(url, "looking at"):
         found: str = repo.lookup_branch(MAIN)
         return found
-

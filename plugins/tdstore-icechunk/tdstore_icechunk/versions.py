@@ -133,9 +133,7 @@ def set_tag(repo: icechunk.Repository, url: str, name: str, version: str | None)
             repo.create_branch(branch, version)
 
 
-def drop_versions(
-    repo: icechunk.Repository, location: Location, versions: Collection[str], grace: float
-) -> list[str]:
+def drop_versions(repo: icechunk.Repository, location: Location, versions: Collection[str], grace: float) -> list[str]:
     """Drop versions, and remove what nobody can read any more: of them, and of the history between.
 
     Args:
@@ -177,4 +175,3 @@ def _collect(repo: icechunk.Repository, location: Location, grace: float) -> Non
             break
         replaced = snapshot.written_at
     repo.garbage_collect(location.collectable(grace))
-

@@ -36,7 +36,7 @@ def remove_remote(
     Args:
         location: the URL.
         storage_options: credentials and endpoint, as of `open_remote`.
-        format: "raw" or "zarr"; by default that of the suffix, else of the objects found.
+        format: "raw", "zarr" or "icechunk"; by default that of the suffix, else of the objects found.
         engine: as of `open_remote`.
         timeout: seconds for one call, all retries together.
         **options: of the other format.
@@ -52,20 +52,21 @@ def remove_remote(
     asked = {"engine": engine, "timeout": timeout}
     settings = StorageOptions({**(storage_options or {}), **{k: v for k, v in asked.items() if v is not None}})
     kind = format if format != "auto" else by_suffix(location)
-    if kind in ("zarr", "h5") and scheme_of(location) in LOCAL and "::" not in location:
+    if kind in ("zarr", "h5", "icechunk") and scheme_of(location) in LOCAL and "::" not in location:
         delete(split_scheme(location)[1], storage=kind, **options)
         return
     if kind == "h5":
         raise UnsupportedError(
             f"{plain} is a file behind a URL, which is read only", url=plain, hint="remove it with the storage's tools"
         )
-    if kind != "zarr":
+    if kind not in ("zarr", "icechunk"):
         with open_engine(location, settings) as opened:
             if kind == "raw" or _has(opened, "tdstore.json") or not _has(opened, "zarr.json"):
                 remove_objects(opened, plain)
                 _remove_folders(opened)
                 return
-    registry().call(registry().get("zarr"), "remove", location, {"storage_options": settings, **options})
+    other = registry().get(kind if kind == "icechunk" else "zarr")
+    registry().call(other, "remove", location, {"storage_options": settings, **options})
 
 
 def _has(engine: Engine, key: str) -> bool:

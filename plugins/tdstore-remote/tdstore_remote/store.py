@@ -37,9 +37,9 @@ from tdstore_remote.opening import LOCAL, open_engine
 from tdstore_remote.options import HTTP, StorageOptions
 from tdstore_remote.urls import last_name, parent_and_name, scheme_of, shown
 
-Format = Literal["auto", "raw", "zarr", "h5"]
-FORMATS = ("auto", "raw", "zarr", "h5")
-SUFFIXES = {".zarr": "zarr", ".h5": "h5", ".hdf5": "h5", ".he5": "h5"}
+Format = Literal["auto", "raw", "zarr", "h5", "icechunk"]
+FORMATS = ("auto", "raw", "zarr", "h5", "icechunk")
+SUFFIXES = {".zarr": "zarr", ".h5": "h5", ".hdf5": "h5", ".he5": "h5", ".icechunk": "icechunk"}
 MAGIC = b"\x89HDF\r\n\x1a\n"
 DIRECTORY = "meta.json"
 MARKERS = (BUILD_PLAN, "zarr.json", ".zgroup", DIRECTORY)
@@ -69,7 +69,8 @@ def open_remote(
             are read only.
         storage_options: credentials, endpoint and settings, by the names of fsspec (`key`, `secret`, `endpoint_url`,
             ...) or of obstore. The defaults are the usual environment variables.
-        format: by default that of the suffix (.zarr, .h5, .hdf5), else of the files found; new ones are "raw".
+        format: by default that of the suffix (.zarr, .h5, .hdf5, .icechunk), else of the files found; new ones are
+            "raw".
         engine: "obstore" reaches s3, gs, az and http, fast; "fsspec" everything; "auto" the first that can.
         timeout: seconds for one call, all retries together.
         cache: a folder for a cache of reads, shared by every process that names it.
@@ -103,8 +104,9 @@ def open_remote(
     if scheme_of(location) in HTTP and "?" in location:
         options.setdefault("engine", "fsspec")  # the query belongs to one object
     chosen = format if format != "auto" else by_suffix(location)
-    if chosen in ("zarr", "h5"):
-        _refuse_version(chosen, others, plain)
+    if chosen in ("zarr", "h5", "icechunk"):
+        if chosen != "icechunk":
+            _refuse_version(chosen, others, plain)
         return _other(chosen, location, mode, options, others, plain)
     _check_raw(others, plain)
     if mode != "r" and scheme_of(location) in (*HTTP, "hf"):

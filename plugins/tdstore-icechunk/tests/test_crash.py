@@ -1,0 +1,97 @@
+"""Killed writers, full disks, flipped bits, lost files: old, new, or an error that says so.
+
+The kit forks its writers, and icechunk cannot be used in a child of a process that used it: writers are forked from a
+process that imported it and nothing more.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path as FsPath
+
+import icechunk
+import pytest
+from icechunk.store import IcechunkStore as SessionStore
+from tdstore_icechunk.store import IcechunkStore, open_icechunk
+
+from tdstore.storekit import files
+from tdstore.testing import CrashTests
+from tdstore.testing import crash as kit
+from tdstore.testing.comparing import check_equal
+from tdstore.testing.crash import OLD, WORKS, save_leaves
+from tdstore.testing.processes import warm
+from tdstore.testing.processes.deaths import die_at, in_child, killed_after
+
+LAYOUT = {"chunks": 8, "shards": 32}
+POINTS = [
+    (SessionStore, "set"), (SessionStore, "delete"), (icechunk.Session, "commit"), (icechunk.Repository, "create"),
+    (icechunk.Repository, "garbage_collect"), (files, "rename"),
+]  # fmt: skip
+STEP = 6
+BY_THE_CLOCK = 6
+
+
+class TestCrash(CrashTests):
+    open = staticmethod(open_icechunk)
+    caps = IcechunkStore.caps
+    layouts = {"shards": LAYOUT}
+    reading = {"verify": "full"}
+    flips = 2
+
+    @pytest.fixture
+    def location(self, place: FsPath) -> FsPath:
+        return place
+
+    @pytest.mark.parametrize("work", WORKS)
+    def test_kill_at_every_call(self, place: FsPath, tmp_path: FsPath, work: str) -> None:  # type: ignore[override]
+        """Kill a writer at every `STEP`th change, and by the clock; the next writer tidies up."""
+        stored = tmp_path / "stored" / place.name
+        stored.parent.mkdir()
+        _, new, seconds = self.prepared(work, place, LAYOUT)
+        save_leaves(self.made, stored, OLD, **LAYOUT)
+        code = "import sys; sys.path.insert(0, sys.argv[1]); import test_crash; test_crash.kill_all(*sys.argv[2:])"
+        arguments = [str(FsPath(__file__).parent), work, str(stored), str(tmp_path / "dead"), str(seconds)]
+        done = subprocess.run([*warm.python(), "-c", code, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        seen: dict[str, int] = {}
+        dead = sorted((tmp_path / "dead").iterdir())
+        for number, folder in enumerate(dead):
+            found = self.outcome(folder / place.name, new)
+            seen[found] = seen.get(found, 0) + 1
+            if number % 4 == 0:
+                save_leaves(self.made, folder / place.name, {})
+                check_equal(self.strays(folder / place.name), [], "what a dead writer left when the next one has saved")
+        assert seen.get("old", 0) > 1
+        assert set(seen) == {"old", "new"}
+
+    test_kill_at_random_moments = test_kill_at_system_calls = None  # type: ignore[assignment]  # as above
+
+    def test_full_disk_in_place(  # type: ignore[override]
+        self, disk: FsPath, place: FsPath, disk_layout: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As the kit's, in this process: there is no mapped memory that could end it."""
+        monkeypatch.setattr(kit, "check_in_child", lambda work, doing: work())
+        super().test_full_disk_in_place(disk, place, disk_layout)
+
+
+def kill_all(work: str, stored: str, dead: str, seconds: str) -> None:
+    """Kill writers of copies of a repository, each in a folder of its own; the last one of the sweep lives."""
+    os.mkdir(dead)
+    chance = random.Random(0)
+
+    def writer(name: str) -> Callable[[], None]:
+        folder = FsPath(dead, name)
+        shutil.copytree(stored, folder / FsPath(stored).name)
+        return lambda: TestCrash().work(work, folder / FsPath(stored).name, LAYOUT)
+
+    for k in range(1, 1000, STEP):
+        status = in_child(lambda k=k, do=writer(f"call-{k:03}"): (die_at(POINTS, k), do()))  # type: ignore[misc]
+        assert status <= 0, status
+        if not status:
+            break
+    for number in range(BY_THE_CLOCK):
+        killed_after(writer(f"clock-{number}"), chance.uniform(0.2, 1.2) * float(seconds))
