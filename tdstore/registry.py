@@ -58,9 +58,7 @@ KNOWN: dict[str, _Known] = {
     "zarr": _Known(_from_clone("zarr"), ("zarr",), (".zarr", ".zarr.zip")),
     "icechunk": _Known(_from_clone("icechunk"), ("icechunk",), (".icechunk",)),
     "redis": _Known(_from_clone("redis"), ("redis", "rediss", "redis+unix", "valkey", "valkeys", "dragonfly")),
-    "remote": _Known(
-        _from_clone("remote"), ("s3", "s3a", "gs", "gcs", "az", "abfs", "http", "https", "hf", "sftp", "webdav")
-    ),
+    "remote": _Known(_from_clone("remote"), tuple("s3 s3a gs gcs az abfs http https hf sftp webdav".split())),
 }
 
 

@@ -17,6 +17,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "tdz": ["--crash"],
     "h5": ["--crash", "--dirty", "rows"],
     "zarr": [],
+    "icechunk": [],
     "remote": ["--location", "memory://kit-", "--one-process", "memory:// is the memory of one process"],
     "redis": ["--location", "redis://127.0.0.1:{port}/0/kit"],
 }

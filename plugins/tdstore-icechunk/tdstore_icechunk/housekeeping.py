@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tdstore.storekit import refusals
-from tdstore_icechunk.location import PARTS, BucketLocation, FolderLocation, location_of, remove_objects
+from tdstore_icechunk.bucket import BucketLocation, location_of, remove_objects
+from tdstore_icechunk.location import PARTS, FolderLocation
 from tdstore_icechunk.store import open_icechunk
 
 

@@ -39,7 +39,7 @@ class RepositoryPlace(Place):
         """Whether this is a version, which stays as it is."""
         self.lost = False
         """Whether another writer has committed."""
-        self._taken = False
+        self._writing = False
         self._exclusive = False
         self._root = b""
         self._version: tuple[str, Header] | None = None
@@ -116,7 +116,7 @@ class RepositoryPlace(Place):
     def take(self) -> None:
         """Begin a session of the branch, if nobody has committed since the root was read."""
         self.location.enter()
-        if self._taken:
+        if self._writing:
             return
         with icechunk_errors(self.url, "opening"):
             session = self.repo.writable_session(MAIN)
@@ -125,13 +125,13 @@ class RepositoryPlace(Place):
             self.location.leave(littered=False, repo=self.repo)
             raise conflict(self.url)
         self.engine.base.swap(session)
-        self._taken = True
+        self._writing = True
 
     def release(self) -> None:
         """End the session: after a commit, or when its changes were discarded."""
-        if not self._taken:
+        if not self._writing:
             return
-        self._taken = False
+        self._writing = False
         self._leave()
         self.engine.base.swap(self._reading())
 
@@ -187,12 +187,12 @@ class RepositoryPlace(Place):
         """Release the location; a repository without a commit is removed."""
         if self.pid == os.getpid():
             try:
-                if self._taken:
+                if self._writing:
                     self._leave()
                 if not self.published:
                     self.location.give_up()
             finally:
-                self._taken = False
+                self._writing = False
                 self.location.close()
 
 

@@ -19,7 +19,7 @@ from tdstore.header import Header
 from tdstore.store import Cap
 from tdstore.storekit import WriterState, check_choices, refusals
 from tdstore.types import MODES, Mode, Path, Verify, Version
-from tdstore_icechunk.location import location_of
+from tdstore_icechunk.bucket import location_of
 from tdstore_icechunk.place import RepositoryPlace
 from tdstore_icechunk.versions import drop_versions, set_tag, versions_of
 
