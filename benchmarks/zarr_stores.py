@@ -1,7 +1,8 @@
 """zarr stores on a local disk: beside the peer, zarr-python and tensorstore.
 
 Run `python benchmarks/zarr_stores.py` (about 2 minutes), `--quick` for smaller data. The floor is tensorstore on the
-store that we wrote, where it is installed (`pip install tensorstore`); else zarr-python on it.
+store that we wrote, where it is installed (`pip install tensorstore`); else zarr-python on it. The last rows are an
+icechunk repository: the floor is zarr-python on it, or our zarr folder.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import icechunk
 import numpy as np
 import torch
 import zarr
@@ -149,6 +151,47 @@ def fill(bench: Bench, root: Path, found: dict[str, Any]) -> None:
     bench.io("zarr fill", f"{n} frames in blocks of {block}", {**runs, FLOOR: floor})
 
 
+def repositories(bench: Bench, root: Path, found: dict[str, Any]) -> None:
+    """An icechunk repository beside zarr-python on it, and beside a zarr folder of ours."""
+    if OURS not in found:
+        return
+    ours, n = found[OURS], 2_000 if bench.quick else 8_000
+    data = ours.TensorDict(frames(n), [n])
+    rng = np.random.default_rng(0)
+    drawn = itertools.cycle([torch.from_numpy(np.unique(rng.integers(0, n, BATCH))) for _ in range(64)])
+    places = {suffix: root / f"beside.{suffix}" for suffix in ("icechunk", "zarr")}
+    for place in places.values():
+        data.save(place).close()
+    opened = {suffix: ours.open(place) for suffix, place in places.items()}
+    repository = icechunk.Repository.open(icechunk.local_filesystem_storage(str(places["icechunk"])))
+    session = repository.readonly_session("main")
+    arrays = [zarr.open_array(session.store, path=k, mode="r") for k in ("obs", "action", "reward")]
+
+    def rows(suffix: str) -> Callable[[], object]:
+        return lambda: opened[suffix][next(drawn)].to_tensordict()
+
+    def by_zarr() -> object:
+        index = next(drawn).numpy()
+        return [array.oindex[index] for array in arrays]
+
+    def saved(suffix: str) -> Callable[[], object]:
+        fresh = itertools.count()
+        return lambda: data.save(root / f"saved {next(fresh)}.{suffix}").close()
+
+    def changed(suffix: str) -> Callable[[], object]:
+        writer = ours.open(places[suffix], mode="r+")
+
+        def run() -> None:
+            writer[100:132] = data[100:132]
+            writer.commit()
+
+        return run
+
+    bench.io("icechunk beside zarr-python", f"256 of {n} frames", {OURS: rows("icechunk"), FLOOR: by_zarr})
+    for name, make in ((f"256 of {n} frames", rows), (f"save {n} frames", saved), ("32 frames, commit", changed)):
+        bench.io("icechunk beside a zarr folder", name, {OURS: make("icechunk"), FLOOR: make("zarr")})
+
+
 def main() -> int:
     warnings.simplefilter("ignore")
     bench = Bench("zarr on a local disk (wall time per call)", TARGETS)
@@ -157,6 +200,7 @@ def main() -> int:
         found = {who: module for who, module in modules().items() if bench.has(who)}
         reads(bench, root, found)
         fill(bench, root, found)
+        repositories(bench, root, found)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     return bench.finish()
