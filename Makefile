@@ -96,6 +96,7 @@ kit: $(STAMP)
 	$(BIN)/python -m tdstore.testing memmap
 	$(BIN)/python -m tdstore.testing h5
 	$(BIN)/python -m tdstore.testing zarr
+	$(BIN)/python -m tdstore.testing icechunk
 	$(BIN)/python -m tdstore.testing remote --location memory://kit- --one-process "memory:// is the memory of one process"
 
 conformance: $(STAMP)

@@ -68,7 +68,19 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("warm.py", "exec"): "the `-c` of a command, which that gives to its own server as it would to an interpreter",
 }
 MAX_LINES = 600
-HEAVY = ("h5py", "zarr", "redis", "obstore", "s3fs", "fsspec", "tensordict", "pytest", "hypothesis", "ml_dtypes")
+HEAVY = (
+    "h5py",
+    "zarr",
+    "icechunk",
+    "redis",
+    "obstore",
+    "s3fs",
+    "fsspec",
+    "tensordict",
+    "pytest",
+    "hypothesis",
+    "ml_dtypes",
+)
 
 
 def test_the_documented_layers_are_the_real_ones() -> None:

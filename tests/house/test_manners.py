@@ -133,7 +133,7 @@ def test_no_key_error_shows_its_repr():
 
 # -- containers know no backend -------------------------------------------------------------
 CONTAINERS = ("container", "tensordicts", "ops", "tensorclass")
-BACKENDS = {"memmap", "h5", "zarr", "redis", "remote", "tdz", "shared", "memory"}
+BACKENDS = {"memmap", "h5", "zarr", "icechunk", "redis", "remote", "tdz", "shared", "memory"}
 NAMES_FILE = "tdstore/container/persistence/backend_names.py"
 # (file, backend) -> why it may name that backend
 NAMED_BACKENDS = {

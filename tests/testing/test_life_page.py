@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from tdstore_h5.store import H5Store
+from tdstore_icechunk.store import IcechunkStore
 from tdstore_redis.store import RedisStore
 from tdstore_zarr.store import ZarrStore
 
@@ -64,6 +65,7 @@ def test_the_table_names_the_backends_with_a_generation():
     kinds: dict[str, type[Store]] = {
         "cuda": CudaStore,
         "h5": H5Store,
+        "icechunk": IcechunkStore,
         "memmap": MemmapStore,
         "memory": MemoryStore,
         "redis": RedisStore,

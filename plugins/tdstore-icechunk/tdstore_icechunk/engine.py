@@ -38,7 +38,8 @@ class SessionEngine(StoreEngine):
     def state(self) -> bytes:
         """Return the session with all its changes; `restored` makes one of it that is independent."""
         with icechunk_errors(self.url, "writing"):
-            return self.session._session.as_bytes()
+            state: bytes = self.session._session.as_bytes()
+        return state
 
     def _run(self, coroutine: Coroutine[Any, Any, T], what: str) -> T:
         try:
