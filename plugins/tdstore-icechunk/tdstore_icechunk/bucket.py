@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import icechunk
@@ -11,10 +12,11 @@ from tdstore_remote.options import for_obstore, split_settings
 from tdstore_remote.urls import split_url
 
 from tdstore.engine import Engine
-from tdstore.errors import ConflictError, OptionError, UnsupportedError
+from tdstore.errors import ConflictError, OptionError, StoreNotFoundError, UnsupportedError
 from tdstore.registry import registry, split_scheme
+from tdstore.storekit import refusals
 from tdstore_icechunk.faults import icechunk_errors
-from tdstore_icechunk.location import INITIAL, REF, FolderLocation, Location
+from tdstore_icechunk.location import INITIAL, PARTS, REF, FolderLocation, Location
 
 
 def location_of(text: str, options: Mapping[str, Any] | None, timeout: float) -> Location:
@@ -80,6 +82,8 @@ class BucketLocation(Location):
 
     def begin(self) -> icechunk.Repository:
         """Make a repository at the place; without a commit of ours, there is nothing to open."""
+        with self.engine() as engine:  # there is no branch: remains of a removal, beside which icechunk makes none
+            engine.delete(own_keys(engine, self.url))
         with icechunk_errors(self.url, "making"):
             repo = icechunk.Repository.create(self.storage())
         self._new = True
@@ -94,12 +98,25 @@ class BucketLocation(Location):
         """Remove a repository that this writer made, unless another one has committed to it."""
         if self._new:
             self._new = False
-            with self.engine() as engine:
+            with self.engine() as engine, suppress(StoreNotFoundError):  # another one removed it
                 remove_objects(engine, only_if_empty=True)
 
     def engine(self) -> Engine:
         """Return an engine at the prefix."""
         return registry().engine(self.url, self._options)
+
+
+def own_keys(engine: Engine, url: str) -> list[str]:
+    """Return the names of all objects, which must be those of a repository.
+
+    Raises:
+        StoreExistsError: there are others.
+    """
+    keys = [entry.key for entry in engine.list()]
+    strange = sorted(key for key in keys if key.partition("/")[0] not in PARTS)
+    if strange:
+        raise refusals.foreign_files(url, strange, "an icechunk repository")
+    return keys
 
 
 def remove_objects(engine: Engine, *, only_if_empty: bool = False) -> None:

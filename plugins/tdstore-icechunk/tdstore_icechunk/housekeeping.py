@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tdstore.storekit import refusals
-from tdstore_icechunk.bucket import BucketLocation, location_of, remove_objects
-from tdstore_icechunk.location import PARTS, FolderLocation
+from tdstore_icechunk.bucket import BucketLocation, location_of, own_keys, remove_objects
+from tdstore_icechunk.location import FolderLocation
 from tdstore_icechunk.store import open_icechunk
 
 
@@ -38,8 +38,6 @@ def remove_icechunk(
         if not store._session.document.ours:
             raise refusals.other_kind(store.url, "a repository of another program")
     with place.engine() as engine:
-        strange = [entry.key for entry in engine.list() if entry.key.partition("/")[0] not in PARTS]
-        if strange:
-            raise refusals.foreign_files(place.url, sorted(strange), "an icechunk repository")
+        own_keys(engine, place.url)
         remove_objects(engine)
     return None

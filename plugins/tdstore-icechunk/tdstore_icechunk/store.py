@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
+from tdstore_remote.options import StorageOptions
 from tdstore_zarr.codec.buffers import LIMIT
 from tdstore_zarr.layout import chunking as layouts
 from tdstore_zarr.layout.document import NAME
@@ -74,9 +75,10 @@ def open_icechunk(
     defaults = {"layout": layout, "chunks": chunks, "shards": shards, "compressors": compressors, "checksum": checksum}
     layout_options = {name: value for name, value in defaults.items() if value is not None}
     layouts.check_names(layout_options, place_of.url)
+    shown = None if storage_options is None else StorageOptions(storage_options)  # which is pickled without secrets
     arguments: dict[str, Any] = {
         "version": version, "verify": verify, "lock_timeout": lock_timeout, "buffer_bytes": buffer_bytes,
-        "max_bytes": max_bytes, "storage_options": storage_options, **layout_options,
+        "max_bytes": max_bytes, "storage_options": shown, **layout_options,
     }  # fmt: skip
     if version is not None and mode != "r":
         raise refusals.version_read_only(place_of.url, version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import uuid
 from typing import Any
 
@@ -11,7 +12,15 @@ from tdstore_icechunk.store import open_icechunk
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.errors import ConflictError, OptionError, StoreExistsError, StoreNotFoundError, UnsupportedError
+from tdstore.errors import (
+    ConflictError,
+    OptionError,
+    StoreError,
+    StoreExistsError,
+    StoreNotFoundError,
+    UnsupportedError,
+)
+from tdstore.header import Group, Header
 from tdstore.types import LeafSpec, Write
 from tests.servers import S3Server
 
@@ -97,10 +106,34 @@ def test_a_save_that_was_given_up_takes_nothing_from_another(bucket: Bucket) -> 
     assert tdstore.open(bucket.url, **bucket.options)["x"].tolist() == [1, 1, 1]
 
 
+def test_a_writer_of_a_repository_that_was_given_up_is_told(bucket: Bucket) -> None:
+    """Its maker removes it: what the other one commits afterwards would have no history, and perhaps no chunks."""
+    first, second = (open_icechunk(bucket.url, mode="w", **bucket.options) for _ in range(2))
+    second.create({("x",): LeafSpec((3,), "float32")})
+    first.close()
+    with pytest.raises(StoreError, match=r"t\.icechunk"):
+        second.save_header(Header({(): Group(batch_size=(3,))}))
+    second.close()
+    assert not tdstore.exists(bucket.url, **bucket.options)
+    TensorDict({"x": torch.ones(3)}, [3]).save(bucket.url, **bucket.options).close()
+    assert tdstore.open(bucket.url, **bucket.options)["x"].tolist() == [1, 1, 1]
+
+
+def test_secrets_are_not_pickled(bucket: Bucket) -> None:
+    TensorDict({"x": torch.zeros(3)}, [3]).save(bucket.url, **bucket.options).close()
+    for storage in (None, "icechunk"):
+        options = {**bucket.options["storage_options"], "secret": "not-to-be-seen"}
+        td = tdstore.open(bucket.url, storage=storage, storage_options=options)
+        assert b"not-to-be-seen" not in pickle.dumps(td)
+
+
 def test_exists_and_delete(bucket: Bucket) -> None:
     assert not tdstore.exists(bucket.url, **bucket.options)
     TensorDict({"x": torch.zeros(10)}, [10]).save(bucket.url, **bucket.options).close()
     assert tdstore.exists(bucket.url, **bucket.options)
+    above = bucket.url.rpartition("/")[0]
+    for place in (above, bucket.url):
+        assert list(tdstore.list_datasets(place, **bucket.options)) == [bucket.url]
     key = bucket.url.removeprefix(f"{bucket.server.url}/") + "/notes.txt"
     bucket.server.client().put_object(Bucket=bucket.server.bucket, Key=key, Body=b"mine")
     with pytest.raises(StoreExistsError, match=r"notes\.txt"):

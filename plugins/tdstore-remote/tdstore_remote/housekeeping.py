@@ -19,6 +19,8 @@ from tdstore_remote.store import by_suffix
 from tdstore_remote.urls import scheme_of, shown
 
 _MARKERS = ("tdstore.json", "zarr.json", "meta.json")
+_BRANCH = "/refs/branch.main/ref.json"
+"""Of an icechunk repository."""
 _FILES = (".h5", ".hdf5", ".tdz", ".zarr.zip")
 
 
@@ -109,6 +111,7 @@ def list_remote(
     with open_engine(location, settings, writable=False) as opened:
         keys = sorted(entry.key for entry in opened.list())
     folders = {folder for key in keys for folder, _, name in [key.rpartition("/")] if name in _MARKERS}
+    folders |= {key.removesuffix(_BRANCH[1:]).rstrip("/") for key in keys if f"/{key}".endswith(_BRANCH)}
     found: list[str] = []
     for folder in sorted(folders, key=lambda name: name.split("/") if name else []):
         if not any(folder == above or folder.startswith(f"{above}/") or not above for above in found):
