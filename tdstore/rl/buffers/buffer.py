@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ from tdstore.rl.buffers.writers import RoundRobinWriter, Writer
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.lists import ListStorage
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
+
+T = TypeVar("T")
 
 _DELAYED = threading.RLock()
 """Held while the parts of a buffer are made at its first use."""
@@ -282,37 +284,40 @@ class ReplayBuffer(Resumable):
         if isinstance(data, list) and not data:
             raise InvalidStateError("extend needs at least one row")
         data = inverted(self._transforms, data) if self._transforms else data
-        if dim := self.dim_extend:
+        if (self._dim_extend or self._storage.ndim > 1) and (dim := self.dim_extend):
             data = dimensions.rows_first(data, dim)
-        index: Tensor = self._put(self._writer.extend, data)
+        write: Callable[[Any], Tensor] = self._writer.extend
+        if self._ranks:
+            return self._ranked(write, data)
+        with self._lock:
+            index = write(data)
+            self._sampler.extend(index)
         return index
 
     def add(self, data: Any) -> int | Tensor | None:
         """Write one row, and return its index; None if the writer dropped the row."""
-        index: int | Tensor | None = self._put(self._writer.add, inverted(self._transforms, data), one=True)
+        data = inverted(self._transforms, data) if self._transforms else data
+        write: Callable[[Any], int | Tensor | None] = self._writer.add
+        if self._ranks:
+            return self._ranked(write, data)
+        with self._lock:
+            index = write(data)
+            self._sampler.add(index)
         return index
 
-    def _put(self, write: Callable[[Any], Any], data: Any, *, one: bool = False) -> Any:
+    def _ranked(self, write: Callable[[Any], T], data: Any) -> T:
+        """Write rows, and set their priorities."""
         with self._lock:
             self._writing = threading.get_ident()
             try:
                 index = write(data)
             finally:
                 self._writing = 0
-            self._wrote(index, one=one)
-        return index
-
-    def _wrote(self, index: Any, *, one: bool = False) -> None:
-        sampler = self._sampler
-        if self._ranks:
-            written = written_rows(index)
-            sampler.extend(written, storage=self._storage)
+            written: Any = written_rows(index)
+            self._sampler.extend(written, storage=self._storage)
             if self._follows:
-                sampler.follow(self._storage, as_slots(written, self._storage))
-        elif one:
-            sampler.add(index)
-        else:
-            sampler.extend(index)
+                self._sampler.follow(self._storage, as_slots(written, self._storage))
+        return index
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Set priorities of rows, for samplers that have some.

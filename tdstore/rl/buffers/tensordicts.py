@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import tdstore
+from tdstore import TensorDict
 from tdstore.errors import InvalidArgumentError, KeyNotFoundError
 from tdstore.rl.buffers.buffer import ReplayBuffer
 from tdstore.rl.buffers.parts import collated, is_storage, made_part
@@ -80,9 +81,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     def extend(self, data: Any) -> Tensor:
         """Write TensorDicts, with the priorities of their entry `priority_key`, if they have it."""
-        if not isinstance(data, list):
+        if type(data) is not TensorDict and not isinstance(data, list):
             only_collections(data)
-        priority = self._priority_of(data, None) if self._ranks and is_collection(data) else None
+        if not self._ranks:
+            return super().extend(data)
+        priority = self._priority_of(data, None) if is_collection(data) else None
         index = super().extend(data)
         if priority is not None:
             self.update_priority(index, priority)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore import TensorDict
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, KeyNotFoundError
 from tdstore.rl.storages.lists import ListStorage, stacked
 from tdstore.rl.storages.state import Ints
@@ -143,6 +144,9 @@ class RoundRobinWriter(Writer):
         (tensor([0, 1, 2, 3]), tensor([4, 0, 1]))
     """
 
+    _selective = False
+    """Whether only TensorDicts are written, or lists of rows."""
+
     def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
         if track_generations:
             raise InvalidTypeError(
@@ -188,13 +192,16 @@ class RoundRobinWriter(Writer):
         Raises:
             RuntimeError: there are no rows.
         """
-        storage = self.storage
-        if self._ours:
-            rows = storage.append(data)
-            index = torch.from_numpy(rows) if storage.ndim == 1 else self._coordinates(rows)
-        else:
-            index = self._extend_foreign(storage, data)
-        _tell(storage, index)
+        if self._selective and type(data) is not TensorDict and not isinstance(data, list):
+            only_collections(data)
+        if not self._ours:
+            index = self._extend_foreign(self.storage, data)
+            _tell(self.storage, index)
+            return index
+        storage = self._storage
+        rows = storage.append(data)
+        index = torch.from_numpy(rows) if storage.ndim == 1 else self._coordinates(rows)
+        storage.mark_update(index)
         return index
 
     def _extend_foreign(self, storage: Any, data: Any) -> Tensor:
@@ -258,13 +265,11 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         tensor([0, 1, 2])
     """
 
+    _selective = True
+
     def add(self, data: Any) -> int | Tensor | None:
         """Write one TensorDict at the cursor."""
         return super().add(only_collections(data))
-
-    def extend(self, data: Any) -> Tensor:
-        """Write TensorDicts at the cursor."""
-        return super().extend(data if isinstance(data, list) else only_collections(data))
 
 
 class ImmutableDatasetWriter(Writer):

@@ -48,7 +48,7 @@ def dump(storage: LazyStorage, path: str) -> None:
     if storage._table is None and not storage.shared_init:
         raise InvalidStateError(f"this {type(storage).__name__} has no rows yet: there is nothing to write to {path}")
     table = storage._ready()
-    with storage._lock, storage._alone():
+    with storage._alone():
         if _is_own_place(storage, path):
             storage.flush()
             table = storage._ready()
@@ -210,7 +210,7 @@ def _load_through_hooks(storage: LazyStorage, found: Found) -> None:
 
 def _take_over(storage: LazyStorage, found: Found, path: str) -> None:
     state = found.table.state
-    with storage._lock, storage._alone():
+    with storage._alone():
         if storage._table is None:
             room = -(-storage.max_size // max(1, math.prod(found.structure.inner)))
         else:
@@ -248,7 +248,7 @@ def _fit_values(storage: LazyStorage, structure: Structure) -> None:
 
 def copy_rows(source: LazyStorage, target: LazyStorage) -> None:
     """Copy rows, length and cursor into a storage that has none."""
-    with source._lock, source._alone():
+    with source._alone():
         target._make(source._structure)
         _copy(source._ready(), target._ready(), source._state)
         target._known = target._ready().state

@@ -185,8 +185,11 @@ def _indexed(data: Any, index: tuple[Any, ...]) -> Any:
 
 def visible(places: Sequence[Rows], length: int) -> Rows | None:
     """Return those rows that are below a length; None where none is."""
-    if len(places) == 1 and isinstance(places[0], slice) and places[0].stop <= length:
-        return places[0]
+    rows = places[0]
+    if len(places) == 1 and isinstance(rows, slice):
+        if rows.stop <= length:
+            return rows
+        return slice(rows.start, length) if rows.start < length else None
     found: list[Rows] = []
     for rows in places:
         if isinstance(rows, slice):

@@ -45,7 +45,7 @@ from tdstore.rl.storages.places import (
 from tdstore.rl.storages.state import State
 from tdstore.rl.storages.structure import Column, Structure, structure_of
 from tdstore.rl.storages.table import LiveTable, Table
-from tdstore.rl.storages.tabular import NOTHING, OnMismatch, TabularStorage
+from tdstore.rl.storages.tabular import OnMismatch, TabularStorage
 from tdstore.rl.torchrl import torchrl_storage
 from tdstore.types import Mode
 
@@ -300,7 +300,7 @@ class LazyStorage(TabularStorage):
         Raises:
             UnsupportedError: other processes write the rows too, or the rows are those of a `TensorStorage`.
         """
-        with self._lock, self._alone():
+        with self._alone():
             table = self._ready()
             if self.shared_init or not self._may_change:
                 raise UnsupportedError(
@@ -317,14 +317,12 @@ class LazyStorage(TabularStorage):
     """Whether another table may take the place of the one that is there."""
 
     # -- several processes ------------------------------------------------------------------------
-    def _alone(self) -> AbstractContextManager[None]:
-        if not self.shared_init:
-            return NOTHING
-        return self._exclusive()
+    def _alone(self) -> AbstractContextManager[Any]:
+        return self._exclusive() if self.shared_init else self._lock
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
-        with between_processes(self._place.text):
+        with self._lock, between_processes(self._place.text):
             if self._table is None:
                 self._open_shared()
             elif self._table.state.pending:  # its writer died
@@ -470,7 +468,7 @@ class LazyStorage(TabularStorage):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Copy the rows of a state dict, and take over its length."""
-        with self._lock, self._alone():
+        with self._alone():
             checkpoints.load_state(self, dict(state_dict))
 
     def copy_to(self, storage: Any = "memmap", *, path: Any = None, **options: Any) -> LazyStorage:

@@ -54,9 +54,9 @@ def read_state(numbers: memoryview, url: str) -> State:
     return State(*_COPY.unpack_from(numbers, 64 + 64 * valid))
 
 
-def write_state(numbers: memoryview, state: State) -> None:
+def write_state(numbers: memoryview, state: tuple[int, ...]) -> None:
     """Fill the other copy, then make it the valid one: one store of eight bytes, which no kill divides."""
-    other = 1 - int(numbers[0])
+    other = 1 - numbers[0]
     _COPY.pack_into(numbers, 64 + 64 * other, *state)
     numbers[0] = other
 

@@ -557,7 +557,8 @@ def _value(row: bytes) -> Any:
 def length_of(data: Any, dims: int = 1) -> tuple[int, ...]:
     """Return the first `dims` dimensions of data."""
     if type(data) is TensorDict:
-        return data.batch_size[:dims]
+        size = data.batch_size
+        return size if len(size) == dims else size[:dims]
     if isinstance(data, (Tensor, np.ndarray)):
         return tuple(data.shape[:dims])
     if isinstance(data, Mapping) and not is_container(data):

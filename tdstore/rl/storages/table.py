@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from ctypes import memmove
+from ctypes import PYFUNCTYPE, c_size_t, c_void_p, cast, memmove
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,10 @@ _AHEAD = 1 << 20
 """Bytes that are taken from the disk at once when rows are first written."""
 _LARGE = 256 << 10
 """Bytes of a column from which on the pages of its file are made by their mapping."""
+
+_BRIEF = 1 << 20
+"""Fewer bytes are copied without letting other threads run meanwhile, which takes longer than a short copy."""
+_copy_brief = PYFUNCTYPE(None, c_void_p, c_void_p, c_size_t)(cast(memmove, c_void_p).value or 0)
 
 Array = npt.NDArray[Any]
 Rows = slice | Ints
@@ -227,7 +231,7 @@ class ArrayTable(Table):
         self._places = list(zip(starts, sizes, (c.dtype for c in columns), self._arrays, strict=True))
         """Address of the first row, bytes of a row, dtype, and the array, of each column."""
         self._bytes = list(zip(starts, sizes, strict=True))
-        self._sizes = sizes
+        self._sizes, self._row_bytes = sizes, sum(sizes)
         # The bytes of a complex tensor may be those of its conjugate: they are not copied as they are.
         self._dtypes = [None if c.values or c.dtype.is_complex else c.dtype for c in columns]
         self._state = State()
@@ -289,8 +293,9 @@ class ArrayTable(Table):
             return
         first, count = rows.start, rows.stop - rows.start
         if type(values) is Block:
+            copy = _copy_brief if count * self._row_bytes < _BRIEF else memmove
             for (start, size), address in zip(self._bytes, values.addresses, strict=True):
-                memmove(start + first * size, address, count * size)
+                copy(start + first * size, address, count * size)
             return
         copies: list[tuple[int, int, int]] = []
         casts: list[tuple[Array, Array]] = []
@@ -444,7 +449,7 @@ class LiveTable(ArrayTable):
         if self._marks:
             first = rows.start if isinstance(rows, slice) else int(rows.min())
             length, cursor, count, _, scattered, epoch = state
-            write_state(self._numbers, State(length, cursor, count, -1 - first, scattered, epoch))
+            write_state(self._numbers, (length, cursor, count, -1 - first, scattered, epoch))
         else:
             super().save(rows, state)
 
@@ -493,7 +498,7 @@ class LiveTable(ArrayTable):
             if not state.scattered:
                 self._reserved = max(self._reserved, state.length)
         if state is None or last <= self._reserved:
-            super().write(rows, values)
+            ArrayTable.write(self, rows, values)
             return
         store = self.handle.store
         pairs = [

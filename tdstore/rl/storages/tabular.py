@@ -7,7 +7,7 @@ import math
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import numpy as np
@@ -54,7 +54,6 @@ from tdstore.rl.storages.table import ArrayTable, DeviceTable, LiveTable, Rows, 
 from tdstore.types import path_text
 
 OnMismatch = Literal["raise", "peer"]
-NOTHING = nullcontext()
 
 
 class TabularStorage(Storage):
@@ -77,9 +76,9 @@ class TabularStorage(Storage):
     def _make(self, structure: Structure) -> None:
         """Allocate the table for rows of that structure."""
 
-    def _alone(self) -> AbstractContextManager[None]:
-        """Keep other processes from writing meanwhile."""
-        return NOTHING
+    def _alone(self) -> AbstractContextManager[Any]:
+        """Keep other threads and other processes from writing meanwhile."""
+        return self._lock
 
     def _ready(self) -> Table:
         """Return the table.
@@ -172,7 +171,7 @@ class TabularStorage(Storage):
 
     def set_counters(self, cursor: int, write_count: int) -> None:
         """Set where the writer goes on, and how many rows it has written."""
-        with self._lock, self._alone():
+        with self._alone():
             self.filled_directly = False
             if self._table is not None:
                 state = self._state
@@ -180,7 +179,7 @@ class TabularStorage(Storage):
 
     def empty(self) -> None:
         """Forget all rows; their space stays allocated."""
-        with self._lock, self._alone():
+        with self._alone():
             if self._table is not None:
                 self._commit(self._table, State(scattered=self._state.scattered, epoch=self._state.epoch + 1))
 
@@ -272,14 +271,16 @@ class TabularStorage(Storage):
         """Write rows and commit the counters. After an error the previous rows are restored."""
         saved = False
         if table.durable and before.length:
-            rows = visible([rows for rows, _ in pieces] if len(pieces) > 1 else pieces[0][:1], before.length)
+            rows = visible([rows for rows, _ in pieces], before.length)
             if rows is not None:
                 table.save(rows, before)
                 saved = True
         try:
             for rows, values in pieces:
                 table.write(rows, values)
-            self._commit(table, after)
+            table.commit(after)
+            if self._known is not None:
+                self._known = after
         except BaseException:
             if table.publish is None:
                 table.take_back(saved=saved)
@@ -315,18 +316,18 @@ class TabularStorage(Storage):
         lead = length_of(data, self.ndim)
         if not lead or not lead[0]:
             raise InvalidStateError("there are no rows in the data that is to be written")
-        with self._lock, self._alone():
+        with self._alone():
             fresh = self._table is None
             try:
                 values = self._prepare(data, lead)
-                return self._ring(self._ready(), values, lead[0])
+                return self._ring(self._table or self._ready(), values, lead[0])
             except BaseException:
                 self._give_up(fresh)
                 raise
 
     def append_one(self, data: Any) -> int:
         """Write one row at the cursor, and move the cursor behind it; return its number."""
-        with self._lock, self._alone():
+        with self._alone():
             fresh = self._table is None
             try:
                 values = self._prepare(data, length_of(data, self.ndim - 1) if self.ndim > 1 else ())
@@ -339,6 +340,11 @@ class TabularStorage(Storage):
         state, capacity = self._state, table.capacity
         self.filled_directly = False
         start, counted = state.cursor, state.write_count
+        if start + n < capacity and (not table.durable or n <= table.undo_rows):
+            end = start + n
+            after = State(max(state.length, end), end, counted + n, 0, state.scattered, state.epoch)
+            self._transact(table, ((slice(start, end), values),), state, after)
+            return np.arange(start, end)
         at, done = start, 0
         if n > capacity:
             done = n - capacity
@@ -380,7 +386,7 @@ class TabularStorage(Storage):
         if isinstance(data, list):
             data = stacked(data)
         single = is_int(cursor)
-        with self._lock, self._alone():
+        with self._alone():
             if isinstance(cursor, tuple) and len(cursor) == 1:
                 cursor = cursor[0]
                 single = is_int(cursor)
@@ -543,7 +549,7 @@ class TabularStorage(Storage):
         Raises:
             KeyError: no such entry.
         """
-        with self._lock, self._alone():
+        with self._alone():
             table, state = self._ready(), self._state
             whole = self.get(slice(None))
             if not is_container(whole):
@@ -575,7 +581,7 @@ class TabularStorage(Storage):
             slots: rows that were checked, `[n]`; of a row that is named twice, the last value counts.
             values: `[n]`, of the dtype of the entry.
         """
-        with self._lock, self._alone():
+        with self._alone():
             table = self._ready()
             keep = None if isinstance(table, ArrayTable) else last_of(slots)
             if keep is not None:
