@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from _harness import FLOOR, OURS, PEER, Bench, Target
 
@@ -207,10 +208,30 @@ def main() -> int:
     return bench.finish()
 
 
+def touching(observation: torch.Tensor, weights: torch.Tensor | None) -> Any:
+    """The accesses of a sample to random places of the memory, and nothing else.
+
+    With weights, each of the rows that are read has its node of 32 weights read, and its weight written.
+    """
+    rows = len(observation)
+    value = torch.ones(BATCH, dtype=torch.float64)
+
+    def run() -> None:
+        index = torch.randint(rows, (BATCH,))
+        observation.index_select(0, index)
+        if weights is not None:
+            weights.index_select(0, index >> 5)
+            weights.view(-1).index_copy_(0, index, value)
+
+    return run
+
+
 def growth(bench: Bench) -> None:
-    """What a sample costs by the number of rows."""
+    """What a sample costs by the number of rows, beside its accesses to the memory."""
     for rows in (10_000, 100_000, 1_000_000, 10_000_000)[: 3 if bench.quick else 4]:
-        data = TensorDict({"observation": torch.rand(rows, 4)}, [rows])
+        observation = torch.rand(rows, 4)
+        data = TensorDict({"observation": observation}, [rows])
+        weights = torch.from_numpy(np.ones((-(-rows // 32), 32)))  # in huge pages, as numpy has it from the system
         for name, sampler in (
             ("random", ours.RandomSampler()),
             ("prioritized", ours.PrioritizedSampler(rows, 0.7, 0.5)),
@@ -219,11 +240,14 @@ def growth(bench: Bench) -> None:
             run = learn(OURS, buffer) if name == "prioritized" else buffer.sample
             for _ in range(50):  # priorities of their own for some rows
                 run()
-            bench.micro("growth", f"{name}, {rows:,} rows", {OURS: run})
+            floor = touching(observation, weights if name == "prioritized" else None)
+            bench.micro("growth", f"{name}, {rows:,} rows", {OURS: run, FLOOR: floor})
     for name in ("random", "prioritized"):
-        took = [row.best[OURS] for row in bench.rows if row.group == "growth" and row.name.startswith(name)]
-        if len(took) > 1:
-            print(f"{name}: {took[-1] / took[0]:.2f}x from the fewest rows to the most")
+        found = [row for row in bench.rows if row.group == "growth" and row.name.startswith(name)]
+        for candidate in (OURS, FLOOR):
+            took = [row.best[candidate] for row in found if candidate in row.best]
+            if len(took) > 1:
+                print(f"{name}, {candidate}: {took[-1] / took[0]:.2f}x from the fewest rows to the most")
 
 
 def prioritized(bench: Bench, rows: int, root: Path) -> None:

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError
-from tdstore.rl.buffers import dimensions
+from tdstore.errors import InvalidArgumentError, InvalidStateError
+from tdstore.rl.buffers.access import RowAccess, is_key, rows_first
 from tdstore.rl.buffers.checkpoints import Resumable
 from tdstore.rl.buffers.parts import (
     asked_size,
@@ -24,7 +24,6 @@ from tdstore.rl.buffers.parts import (
     collated,
     consuming,
     inverted,
-    is_key,
     is_sampler,
     is_storage,
     is_writer,
@@ -49,7 +48,7 @@ _DELAYED = threading.RLock()
 """Held while the parts of a buffer are made at its first use."""
 
 
-class ReplayBuffer(Resumable):
+class ReplayBuffer(RowAccess, Resumable):
     """Rows that are written one way and sampled another.
 
     One lock guards rows, writer and sampler, so threads may extend and sample at the same time.
@@ -285,7 +284,7 @@ class ReplayBuffer(Resumable):
             raise InvalidStateError("extend needs at least one row")
         data = inverted(self._transforms, data) if self._transforms else data
         if (self._dim_extend or self._storage.ndim > 1) and (dim := self.dim_extend):
-            data = dimensions.rows_first(data, dim)
+            data = rows_first(data, dim)
         write: Callable[[Any], Tensor] = self._writer.extend
         if self._ranks:
             return self._ranked(write, data)
@@ -348,9 +347,14 @@ class ReplayBuffer(Resumable):
         if self._follows:
             self._sampler.follow(self._storage)
 
-    def empty(self) -> None:
-        """Forget all rows; the writer begins again."""
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Forget all rows; the writer begins again.
+
+        Args:
+            empty_write_count: whether `write_count` begins at 0 again; a `RoundRobinWriter` can keep it.
+        """
         with self._lock:
+            written = self.write_count
             self._clear_prefetched()
             self._marked.clear()
             if isinstance(self._storage, Storage):
@@ -359,6 +363,8 @@ class ReplayBuffer(Resumable):
                 self._storage._empty()
             for part in (self._writer, self._sampler):
                 (part.empty if hasattr(part, "empty") else part._empty)()
+            if not empty_write_count and isinstance(self._writer, RoundRobinWriter):
+                self._writer.load_state_dict({"_cursor": 0, "_write_count": written})
 
     # -- reading -----------------------------------------------------------------------------
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
@@ -379,6 +385,24 @@ class ReplayBuffer(Resumable):
             else:
                 batch, info = self._sample(size)
         return (batch, info) if return_info else batch
+
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Check whether a batch can be sampled now; nothing is drawn.
+
+        Args:
+            batch_size: the number of rows; default: that of the constructor.
+
+        Raises:
+            RuntimeError: there is no batch size, or the sampler has no batches of that size.
+        """
+        size = self._batch_size if batch_size is None else batch_size
+        size = asked_size(size, None)
+        with self._lock:
+            if not len(self._storage):
+                return False
+            if self._marked or self._follows:
+                self._rank_marked()
+            return bool(self._sampler.can_sample(storage_for(self._sampler, self._storage), size))
 
     def _sample(self, size: int) -> tuple[Any, dict[Any, Any]]:
         """Sample one batch now."""
@@ -501,28 +525,11 @@ class ReplayBuffer(Resumable):
                 found = found.clone()  # a slice is a view of stored rows: transforms may work in place
             return self._transformed(found)
 
-    def _rows(self, index: Any) -> Any:
-        dim = self.dim_extend
-        return dimensions.read(self._storage, index, dim) if dim else self._storage.get(index)
-
     def _transformed(self, batch: Any) -> Any:
         for transform, invert in self._transforms:
             if not invert:
                 batch = call_transform(transform, batch)
         return batch
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        """Write rows by index, or one entry of all rows by its key."""
-        with self._lock:
-            if is_key(index):
-                if not isinstance(self._storage, TabularStorage):
-                    raise InvalidTypeError(f"a {type(self._storage).__name__} has no entries to set by a key")
-                dim = self.dim_extend
-                self._storage.put_column(index, torch.as_tensor(value).transpose(0, dim) if dim else value)
-            elif self.dim_extend:
-                dimensions.write(self._storage, index, value, self.dim_extend)
-            else:
-                self._storage.set(index, value, set_cursor=False)
 
     def stats(self) -> dict[str, Any]:
         """Return how full the buffer is."""

@@ -205,13 +205,6 @@ def is_writer(part: Any) -> bool:
     return isinstance(part, Writer) or (not isinstance(part, type) and hasattr(part, "register_storage"))
 
 
-def is_key(index: Any) -> bool:
-    """Check whether an index names an entry."""
-    return isinstance(index, str) or (
-        isinstance(index, tuple) and bool(index) and all(isinstance(part, str) for part in index)
-    )
-
-
 def is_torchrl(part: Any) -> bool:
     """Check whether an object is of a class of torchrl."""
     return type(part).__module__.split(".")[0] == "torchrl"

@@ -126,6 +126,10 @@ class PrioritizedSampler(Sampler):
             )
         return slots, {"priority_weight": self._corrections(weights)}
 
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """Check whether a row has a priority above 0."""
+        return len(storage) > 0 and self._tree.total > 0
+
     def _corrections(self, weights: Floats) -> torch.Tensor:
         found = (weights / self._tree.smallest) ** -self.beta
         if self.dtype is torch.float32:  # numpy's cast takes a fraction of the time of torch's for so few numbers

@@ -61,6 +61,10 @@ class Sampler(ABC):
         slots, info = self.slots(storage, batch_size)
         return as_index(slots, storage), info
 
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """Check whether a batch of so many slots can be sampled from the storage; nothing is drawn."""
+        return len(storage) > 0
+
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Draw from that generator from now on."""
         self._rng = generator
@@ -180,6 +184,10 @@ class SamplerWithoutReplacement(Sampler):
             self._at = length
         return picked, {}
 
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """Check whether there is a batch: with `drop_last`, only whole ones are."""
+        return len(storage) >= (batch_size if self.drop_last else 1)
+
     def _begin(self, length: int) -> None:
         self._length, self._at = length, 0
         if self.shuffle:
@@ -265,6 +273,10 @@ class ConsumingSampler(Sampler):
         self._counts[picked] += 1
         self.ran_out = not len(self.left(storage))
         return picked, {}
+
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """Check whether a row is left."""
+        return len(self.left(storage)) > 0
 
     def batches_left(self, storage: Any, batch_size: int) -> int | None:
         """Return the number of batches of rows that were not sampled yet, or may be again."""

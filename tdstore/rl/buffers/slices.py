@@ -167,6 +167,18 @@ class SliceSampler(Sampler):
         first = np.maximum(first, 0)
         return self._rows(found, begins + first, stop - first, length)
 
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """Check whether a trajectory is long enough for pieces of a batch.
+
+        Raises:
+            RuntimeError: the batch cannot be divided into pieces.
+        """
+        _, length = self._shape(batch_size)
+        if not len(storage):
+            return False
+        _, sizes = self._look(storage).begins_and_lengths()
+        return bool((sizes >= (length if self.strict_length else 1)).any())
+
     def _choose(self, found: Lanes, pieces: int, length: int) -> tuple[Ints, Ints]:
         """Choose trajectories for the pieces: their begins and their lengths."""
         if not self.strict_length:

@@ -79,11 +79,16 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if stored is not None and bool((stored.isfinite() & (stored >= 0)).all()):
             self._sampler.update_priority(torch.from_numpy(rows), self._reduced(stored, len(rows)))
 
-    def extend(self, data: Any) -> Tensor:
-        """Write TensorDicts, with the priorities of their entry `priority_key`, if they have it."""
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
+        """Write TensorDicts, with the priorities of their entry `priority_key`, if they have it.
+
+        Args:
+            data: as `ReplayBuffer.extend`.
+            update_priority: False: new rows get the largest priority, whatever their entry is.
+        """
         if type(data) is not TensorDict and not isinstance(data, list):
             only_collections(data)
-        if not self._ranks:
+        if not self._ranks or update_priority is False:
             return super().extend(data)
         priority = self._priority_of(data, None) if is_collection(data) else None
         index = super().extend(data)
@@ -140,7 +145,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _finished(self, batch: Any, info: dict[Any, Any]) -> Any:
         if isinstance(batch, list):
             batch = collated(batch) if self._collate is None else self._collate(batch)
-        if is_collection(batch) and not tdstore.is_tensorclass(batch):
+        if type(batch) is TensorDict or (is_collection(batch) and not tdstore.is_tensorclass(batch)):
             index = info["index"]
             batch.set("index", torch.stack(index, -1) if isinstance(index, tuple) else index)
             weight = info.get("priority_weight")

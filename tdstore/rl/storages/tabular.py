@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -278,9 +278,7 @@ class TabularStorage(Storage):
         try:
             for rows, values in pieces:
                 table.write(rows, values)
-            table.commit(after)
-            if self._known is not None:
-                self._known = after
+            self._commit(table, after)
         except BaseException:
             if table.publish is None:
                 table.take_back(saved=saved)
@@ -362,10 +360,7 @@ class TabularStorage(Storage):
             after = State(length, end % capacity, counted + done + count, 0, state.scattered, state.epoch)
             self._transact(table, pieces, state, after)
             state, at, done = after, end % capacity, done + count
-        if n == 1:
-            return np.array([start])
-        rows = np.arange(start, start + n)
-        return rows if start + n <= capacity else rows % capacity
+        return np.arange(start, start + n) % capacity
 
     # -- any rows ----------------------------------------------------------------------------------
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
@@ -543,33 +538,32 @@ class TabularStorage(Storage):
                     return self._ready().column(number, slots)
         return None
 
-    def put_column(self, key: Any, value: Any) -> None:
-        """Write one entry of all visible rows.
+    def put_columns(self, entries: Mapping[Any, Any]) -> None:
+        """Write entries of all visible rows, by their keys.
 
         Raises:
             KeyError: no such entry.
         """
         with self._alone():
-            table, state = self._ready(), self._state
-            whole = self.get(slice(None))
-            if not is_container(whole):
+            self._ready()
+            state = self._state
+            if self._structure.is_pytree or self._structure.is_tensor:
                 raise InvalidTypeError("the rows of this storage are no TensorDicts: there is no entry to set")
-            made: Any = TensorDict({}, batch_size=whole.batch_size)
-            made.set(key, value)
-            columns = self._structure.columns
-            values: list[Any] = [None] * len(columns)
-            path = (key,) if isinstance(key, str) else tuple(key)
-            number = next((i for i, c in enumerate(columns) if c.path == path), None)
-            if number is None:
-                raise KeyNotFoundError(f"no entry {path_text(path)} in this {type(self).__name__}")
-            received = made.get(key)
-            column = columns[number]
-            if column.values:
-                values[number] = self._packed_values(number, received, (state.length,), single=False)
-            else:
-                values[number] = self._fitting(received, column, (state.length, *self._tails[number]))
+            made: Any = TensorDict({}, batch_size=self.shape)
+            numbers = {column.path: number for number, column in enumerate(self._structure.columns)}
+            values: list[Any] = [None] * len(numbers)
+            for key, value in entries.items():
+                path = (key,) if isinstance(key, str) else tuple(key)
+                if (number := numbers.get(path)) is None:
+                    raise KeyNotFoundError(f"no entry {path_text(path)} in this {type(self).__name__}")
+                received, column = made.set(key, value).get(key), self._structure.columns[number]
+                if column.values:
+                    values[number] = self._packed_values(number, received, (state.length,), single=False)
+                else:
+                    values[number] = self._fitting(received, column, (state.length, *self._tails[number]))
             if state.length:
-                self._in_parts(table, slice(0, state.length), values, state, state._replace(epoch=state.epoch + 1))
+                after = state._replace(epoch=state.epoch + 1)
+                self._in_parts(self._ready(), slice(0, state.length), values, state, after)
 
     def put_values(self, key: str, slots: Ints, values: Tensor) -> None:
         """Write one entry of rows that are visible; a kill may leave part of them.
