@@ -36,7 +36,7 @@ class RowAccess(ABC):
 
     def _rows(self, index: Any) -> Any:
         dim = self.dim_extend
-        return read(self._storage, index, dim) if dim else self._storage.get(index)
+        return _read(self._storage, index, dim) if dim else self._storage.get(index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Write rows by index, or one entry of all rows by its key."""
@@ -44,7 +44,7 @@ class RowAccess(ABC):
             if is_key(index):
                 self._set_entries({index: value})
             elif self.dim_extend:
-                write(self._storage, index, value, self.dim_extend)
+                _write(self._storage, index, value, self.dim_extend)
             else:
                 self._storage.set(index, value, set_cursor=False)
 
@@ -139,13 +139,13 @@ def rows_first(data: Any, dim: int) -> Any:
     return _each(data, lambda part: part.transpose(0, dim))
 
 
-def read(storage: Any, index: Any, dim: int) -> Any:
+def _read(storage: Any, index: Any, dim: int) -> Any:
     """Return `data[index]` of all data, in the caller's order of dimensions. Only rows that it names are read."""
     rows, index = _narrowed(index, dim)
     return _each(storage.get(rows), lambda part: part.transpose(0, dim)[index])
 
 
-def write(storage: Any, index: Any, value: Any, dim: int) -> None:
+def _write(storage: Any, index: Any, value: Any, dim: int) -> None:
     """Write `data[index] = value`, in the caller's order of dimensions: rows are read, changed, and written whole."""
     rows, index = _narrowed(index, dim)
     found = storage.get(rows)
