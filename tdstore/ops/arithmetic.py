@@ -376,12 +376,12 @@ class ArithmeticOps(OpsBase):
     __rand__ = __and__
 
     def __or__(self, other: Any) -> Self:
-        return self._foreach(_or, other)
+        return _unlocked(self._foreach(_or, other))
 
     __ror__ = __or__
 
     def __xor__(self, other: Any) -> Self:
-        return self._foreach(_xor, other)
+        return _unlocked(self._foreach(_xor, other))
 
     __rxor__ = __xor__
 

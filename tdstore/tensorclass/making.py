@@ -58,6 +58,7 @@ def tensorclass(cls: Any = None, /, **flags: bool) -> Any:
         return cls
     own: dict[str, Any] = inspect.get_annotations(cls)
     body = {name: cls.__dict__[name] for name in own if name in cls.__dict__}
+    body.update(_of_a_dataclass(cls))
     copied = ("__module__", "__qualname__", "__doc__")
     body.update({name: cls.__dict__[name] for name in copied if cls.__dict__.get(name) is not None})
     body["__annotations__"] = own
@@ -65,6 +66,24 @@ def tensorclass(cls: Any = None, /, **flags: bool) -> Any:
     # The class body stays a base: its methods come first, and their super() finds what every tensorclass has.
     meta: Any = type(cls)
     return meta(cls.__name__, (cls, TensorClass), body, **flags)
+
+
+def _of_a_dataclass(cls: type) -> dict[str, Any]:
+    """What replaces the parts of a class body that `dataclasses.dataclass` wrote: none if it is no dataclass."""
+    if "__dataclass_fields__" not in vars(cls):
+        return {}
+    fields: dict[str, dataclasses.Field[Any]] = vars(cls)["__dataclass_fields__"]
+    body: dict[str, Any] = {
+        name: dataclasses.field(default_factory=field.default_factory)
+        for name, field in fields.items()
+        if field.default_factory is not dataclasses.MISSING
+    }
+    for name in ("__init__", "__repr__", "__eq__"):
+        made = vars(cls).get(name)
+        code = getattr(getattr(made, "__wrapped__", made), "__code__", None)
+        if code is not None and code.co_filename == "<string>":  # made from text, not by the user
+            body[name] = getattr(TensorClass, name)
+    return body
 
 
 def is_tensorclass(value: Any) -> bool:

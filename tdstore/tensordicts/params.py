@@ -80,6 +80,11 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         """Create a TensorDict. What is computed from parameters is not a module."""
         return cls._resident_class._new(data, batch, device, names, state)
 
+    @classmethod
+    def from_dict(cls, *args: Any, **kwargs: Any) -> Self:
+        """Build as `TensorDict.from_dict` does, with parameters of the tensors."""
+        return cls(cls._resident_class.from_dict(*args, **kwargs))
+
     def _of_leaves(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """Create another of this class and tree with `fn(leaf)` for each leaf. Shared tensors stay shared."""
         made: dict[int, Tensor] = {}

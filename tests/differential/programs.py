@@ -60,11 +60,17 @@ def _raised(run: Callable[[], object]) -> Exception:
     raise AssertionError(f"nothing is raised, the result is a {type(found).__name__}")
 
 
-def _run(source: str, side: Side, how: Callable[[Callable[[], object]], Any]) -> Any:
-    names: dict[str, Any] = {"torch": torch, "np": np, "Any": Any, "M": side, "__name__": __name__}
+def namespace(side: Side, module_name: str) -> dict[str, Any]:
+    """The names that a program has: torch, numpy and the public names of the package."""
+    names: dict[str, Any] = {"torch": torch, "np": np, "Any": Any, "M": side, "__name__": module_name}
     names.update({name: getattr(side.module, name) for name in dir(side.module) if not name.startswith("_")})
     for module in map(importlib.import_module, PEER_MODULES if side.is_peer else ()):
         names.update({name: getattr(module, name) for name in ALSO if name not in names and hasattr(module, name)})
+    return names
+
+
+def _run(source: str, side: Side, how: Callable[[Callable[[], object]], Any]) -> Any:
+    names = namespace(side, __name__)
     names["tmp"] = folder = tempfile.mkdtemp()
     body = ast.parse(source).body
     last = body.pop()

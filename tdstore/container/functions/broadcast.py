@@ -115,11 +115,9 @@ def expanded_as(td: Any, other: Any, lead: int) -> TensorDict:
     if lead + len(old) > len(new) and data:
         shapes = [v.batch_size if isinstance(v, (Container, NonTensor)) else v.shape for v in data.values()]
         new = common_prefix([new + shape[len(new) :] for shape in shapes])[: lead + len(old)]
-    made = td._new(
-        data, new, td._device, None if names is None or lead < 0 else extend_names((None,) * lead + names, len(new))
-    )
-    found: TensorDict = made.lock_() if td.is_locked else made
-    return found
+    names = None if names is None or lead < 0 else extend_names((None,) * lead + names, len(new))
+    made: TensorDict = td._new(data, new, td._device, names)
+    return made
 
 
 def _expand_batch(key: str, ndim: int, batch: torch.Size, leaf: Tensor) -> Tensor:

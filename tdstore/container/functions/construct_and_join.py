@@ -109,7 +109,7 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
             )
             data[key] = rewrap(tensorclass, made)
     device = first._device
-    if device is not None and any(td._device != device for td in tds):
+    if fn is torch.cat and any(td._device != device for td in tds):
         device = None
     return first._new(data, new, device, names)
 

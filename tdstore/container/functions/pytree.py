@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
 
 from tdstore.container.core.container import Container
@@ -82,8 +83,14 @@ def _same(a: NonTensor, b: NonTensor) -> bool:
     return a is b or a.same(b)
 
 
+def _flatten_stored(td: Any) -> tuple[list[Any], Node]:
+    """Flatten what is read: outside of `torch.func` transforms, which wrap each tensor that is made under them."""
+    with temporarily_clear_interpreter_stack():
+        read = td._resident()
+    return _flatten(read)
+
+
 def _flatten(td: Any) -> tuple[list[Any], Node]:
-    td = td._resident()
     data: dict[str, Any] = td._data
     keys = tuple([k for k, v in data.items() if isinstance(v, Tensor) or not isinstance(v, NonTensor)])
     values = {k: v for k, v in data.items() if isinstance(v, NonTensor) and not isinstance(v, Tensor)}
@@ -147,7 +154,7 @@ def _fitted(value: NonTensor, batch: torch.Size) -> NonTensor:
 
 
 def _with_keys(td: Any) -> tuple[list[tuple[Any, Any]], Node]:
-    children, node = _flatten(td)
+    children, node = (_flatten_stored if isinstance(td, Container._stored_class) else _flatten)(td)
     return [(pytree.MappingKey(k), v) for k, v in zip(node.keys, children, strict=True)], node
 
 
@@ -196,7 +203,7 @@ def register_nodes() -> None:
     for cls in (Container._resident_class, Container._stored_class, Container._params_class):
         pytree.register_pytree_node(
             cls,
-            _flatten,
+            _flatten_stored if cls is Container._stored_class else _flatten,
             _unflatten_params if cls is Container._params_class else _unflatten,
             serialized_type_name=f"tdstore.{cls.__name__}",
             to_dumpable_context=Node.dump,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import ALIAS, LOCKED, MAPPED, SHARED
+from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.persistence.saved_path import SavedPath
 from tdstore.container.persistence.saving import absolute, later, refuse_new, unlocked
 from tdstore.container.storage.describe import describe
@@ -512,6 +513,7 @@ def _opened(
         td.batch_size = batch_size
     elif auto or batch_dims is not None:
         td.auto_batch_size_(batch_dims)
+    td = unwrap(td)
     return td if device is None else td.to(device)
 
 

@@ -19,7 +19,7 @@ from tdstore.container.functions.schema import SchemaEntry, allocation, flat_sch
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import allocate, open_container, over, write
 from tdstore.container.values.codecs import pickling
-from tdstore.errors import OptionError, StoreExistsError, UnsupportedError
+from tdstore.errors import LockedError, OptionError, StoreExistsError, UnsupportedError
 from tdstore.header import Group
 from tdstore.index.shapes import as_size
 from tdstore.io.opening import DEFAULT_ON_DISK, Location, Storage
@@ -216,13 +216,19 @@ class SavingMixin(Container):
     def load_(self, prefix: Location, *args: Any, **kwargs: Any) -> Self:
         """Take over the entries of a dataset; entries that it does not have are removed.
 
-        The device stays None where it was: then new entries may be on any.
+        The device stays None where it was: then new entries may be on any. What was locked stays locked.
+
+        Raises:
+            LockedError: this TensorDict is locked, and the dataset has other keys.
         """
-        anywhere = self._device is None
-        td = self._become(self.load(prefix, *args, **kwargs))
+        anywhere, locked = self._device is None, self.is_locked
+        found = self.load(prefix, *args, **kwargs)
+        if locked and {*self.keys(True)} != {*found.keys(True)}:
+            raise LockedError("cannot load a dataset with other keys: the TensorDict is locked")
+        td = self._become(found)
         if anywhere and td._device is not None:
             td._set_device(None)
-        return td
+        return td.lock_() if locked else td
 
     @classmethod
     def from_schema(

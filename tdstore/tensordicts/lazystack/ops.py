@@ -224,9 +224,12 @@ class LazyOps(LazyWrites):
     def empty(
         self, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = None
     ) -> Self:
-        if batch_size is not None or names is not None:
+        if batch_size is not None:
             return super().empty(recurse, batch_size=batch_size, device=device, names=names)
-        return self._each(lambda td: td.empty(recurse, device=device))
+        made = self._each(lambda td: td.empty(recurse, device=device))
+        if names is not None:
+            made.names = names
+        return made
 
     def _without_values(self) -> Any:
         return self._each(lambda td: td._without_values())

@@ -1,0 +1,142 @@
+"""Make a call on a container of each package, and say in what the two outcomes differ."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import sys
+import tempfile
+import time
+from functools import cache
+from types import CodeType
+from typing import Any
+
+import torch
+
+from tests.differential.oracle import OURS, PEER, Raised, Side, describe, differences, outcome
+from tests.differential.programs import namespace
+
+from .calls import CALLS, START
+from .calls_more import MORE
+from .containers import MAKE, PLACES
+
+ALL = {**CALLS, **MORE}
+
+
+@cache
+def parts(source: str) -> tuple[CodeType, CodeType]:
+    body = ast.parse(source).body
+    last = body.pop()
+    if isinstance(last, ast.Expr):
+        value = last.value
+    else:
+        body.append(last)
+        value = ast.parse("td", mode="eval").body
+    return (
+        compile(ast.Module(body, []), "call", "exec", dont_inherit=True),
+        compile(ast.Expression(value), "call", "eval", dont_inherit=True),
+    )
+
+
+def storages(value: Any) -> set[int]:
+    """The memory that a result of live tensors stands on."""
+    try:
+        found = value.values(True, True) if hasattr(value, "batch_size") and hasattr(value, "values") else [value]
+        return {x.untyped_storage().data_ptr() for x in found if isinstance(x, torch.Tensor) and x.numel()} - {0}
+    except Exception:
+        return set()
+
+
+def run(call: str, place: str, side: Side) -> dict[str, Any]:
+    names = namespace(side, __name__)
+    names["tmp"] = folder = tempfile.mkdtemp()
+    try:
+        exec(parts(START + MAKE)[0], names)
+        names["td"] = td = eval(PLACES[place], names)
+        names["other"] = names["source"](100) if place != "text" else names["source"](100, s="other")
+        before = storages(td)
+        found: list[Any] = []
+
+        def made() -> Any:
+            torch.default_generator.manual_seed(0)
+            first, last = parts(call)
+            exec(first, names)
+            found.append(eval(last, names))
+            return found[0]
+
+        result = outcome(made, forgive=side.is_peer)
+        facts: dict[str, Any] = {"result": result}
+        if found:
+            facts["is td"] = found[0] is td
+            facts["shares"] = bool(storages(found[0]) & before)
+        facts["td"] = outcome(lambda: td, forgive=side.is_peer)
+        facts["other"] = describe(names["other"])
+        return facts
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+KINDS = {"_SubTensorDict": "PersistentTensorDict", "_RedisTensorDict": "PersistentTensorDict"}
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: KINDS.get(v, v) if k == "kind" and isinstance(v, str) else plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain(v) for v in value)
+    return value
+
+
+def compare(call: str, place: str) -> tuple[str, list[str]]:
+    """ "same", "refused" (the peer refuses and ours works), or "differs", and the lines of it."""
+    theirs, ours = (plain(run(call, place, side)) for side in (PEER, OURS))
+    want, got = theirs["result"], ours["result"]
+    if isinstance(want, Raised) and isinstance(got, Raised):
+        # What a failed call leaves behind is not compared: there some leaves are written.
+        alike = want == got or want.text.split(":")[0] == got.text.split(":")[0]
+        return ("same", []) if alike else ("differs", list(differences(want, got)))
+    if isinstance(want, Raised):
+        return "refused", [repr(want)]
+    if isinstance(got, Raised):
+        return "differs", [f"ours {got!r}", f"expected {want!r}"]
+    found = list(differences(theirs, ours, ""))
+    return ("differs", found) if found else ("same", [])
+
+
+def main() -> None:
+    """Print what differs, for the containers (and groups) that are named, or for all."""
+    shm = tempfile.mkdtemp(dir="/dev/shm")
+    tempfile.tempdir = shm
+    import logging
+    import warnings
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    places = [a for a in sys.argv[1:] if a in PLACES] or list(PLACES)
+    groups = [a for a in sys.argv[1:] if a in ALL] or list(ALL)
+    match = [a[1:] for a in sys.argv[1:] if a.startswith("/")]
+    try:
+        for place in places:
+            start = time.time()
+            total = {"same": 0, "refused": 0, "differs": 0}
+            for group in groups:
+                for call in ALL[group]:
+                    if match and not any(re.search(m, call) for m in match):
+                        continue
+                    try:
+                        kind, found = compare(call, place)
+                    except Exception as error:
+                        kind, found = "differs", [f"HARNESS {type(error).__name__}: {error}"]
+                    total[kind] += 1
+                    if kind != "same":
+                        print(f"{place} | {group} | {kind} | {call}")
+                        for line in found[:4]:
+                            print("      ", line[:300])
+            print(f"== {place}: {total} {time.time() - start:.0f} s", flush=True)
+    finally:
+        shutil.rmtree(shm, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
