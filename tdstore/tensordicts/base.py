@@ -226,11 +226,13 @@ class TensorDictBase(
             >>> TensorDict({"n": lazy}, [3]).densify()["n"]["a"].shape
             torch.Size([3, 2])
         """
-        td = self._resident()
+        td: Any = self._resident()
         entries: dict[str, Any] = td._data
         data = {k: v.densify(layout) if isinstance(v, _KINDS) else v for k, v in entries.items()}
-        if td is self and all(v is entries[k] for k, v in data.items()):
-            return td
+        unchanged = td is self and all(v is entries[k] for k, v in data.items())
+        if unchanged:
+            found: TensorDict = td
+            return found
         made: TensorDict = td._new(data, td._batch_size, td._device, td._names)
         return made.lock_() if self.is_locked else made
 

@@ -64,7 +64,7 @@ params = TensorDictParams.from_dict({"a": torch.zeros(3), "n": {"i": torch.arang
 class Item(TypedTensorDict):
     a: torch.Tensor
 typed, plain = Item(a=torch.ones(3), batch_size=[3]), TensorDict({"a": torch.zeros(3)}, [3])
-made = (torch.stack([typed, plain]), torch.cat([typed, plain], 0), torch.stack([plain, typed]), TensorDict.cat([plain, typed]))
+made = [fn(pair) for pair in ([typed, plain], [plain, typed]) for fn in (torch.stack, torch.cat, TensorDict.cat)]
 [(type(x).__name__, x.batch_size, x["a"]) for x in made]
 ---
 class Item(TypedTensorDict):

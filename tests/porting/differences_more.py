@@ -177,4 +177,57 @@ MORE: list[tuple[str, str, str]] = [
         "class C(M.TypedTensorDict):\n    a: torch.Tensor\ntype(C(a=torch.ones(3), batch_size=[3]) == 1).__name__",
         "C",
     ),
+    ("both, as `td[:3]`", "td.memmap_('d')[1:2].is_memmap()", "True"),
+    (
+        "`torch.func.grad`, `vjp`",
+        "torch.func.grad(lambda t: t['a'].sum())(td.to_h5('f.h5'))['a'].tolist()",
+        "[1.0, 1.0, 1.0]",
+    ),
+    (
+        "they keep what they had",
+        "F = M.MemoryMappedTensor.from_tensor; old = F(torch.zeros(1), filename='x'); "
+        "F(torch.ones(1), filename='x', existsok=True); old.numpy().tolist()",
+        "[0.0]",
+    ),
+    ("of memory-mapped data, without a folder", "td.memmap_('d').memmap_like()['a'].tolist()", "[0.0, 0.0, 0.0]"),
+    (
+        "replaces `n`, as everywhere",
+        "h = nested.to_h5('f.h5'); h['n'] = {'a': torch.ones(3)}; list(h['n'].keys())",
+        "['a']",
+    ),
+    ("write texts and other values, too", "named.update_(T({'s': 'new', 'a': torch.ones(3)}, [3]))['s']", "new"),
+    ("`expand` and `narrow`", "type(M.lazy_stack([td, td]).narrow(0, 0, 1)).__name__", "LazyStackedTensorDict"),
+    (
+        "its reductions, `set` and `pad` keep its class",
+        "class C(M.TypedTensorDict):\n    a: torch.Tensor\ntype(C(a=torch.ones(3), batch_size=[3]).sum(0)).__name__",
+        "C",
+    ),
+    (
+        "A class keeps its own `__repr__`",
+        "C = M.tensorclass(type('C', (), {'__annotations__': {'x': torch.Tensor}, '__repr__': lambda c: 'mine'})); "
+        "repr(C(torch.ones(3)))",
+        "mine",
+    ),
+    (
+        "A field that was deleted",
+        "@M.tensorclass\nclass C:\n    x: torch.Tensor\n    y: torch.Tensor\n"
+        "c = C(torch.ones(3), torch.ones(3)); del c.x; c.x",
+        "AttributeError",
+    ),
+    (
+        "A nested dict given to `update` becomes parameters",
+        "type(M.TensorDictParams(nested).update({'n': {'a': torch.ones(3)}})['n', 'a']).__name__",
+        "Parameter",
+    ),
+    (
+        "leaves integers buffers",
+        "type(M.TensorDictParams(T({'i': torch.arange(3)})).to(torch.float16)['i']).__name__",
+        "Tensor",
+    ),
+    (
+        "takes the values; there nothing changes",
+        "p = M.TensorDictParams(td); p.load_state_dict((td * 2).state_dict(), assign=True); p['a'].sum().item()",
+        "6.0",
+    ),
+    ("`share_memory_()` locks", "M.TensorDictParams(td).share_memory_().is_locked", "True"),
 ]

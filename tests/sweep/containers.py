@@ -25,7 +25,7 @@ PLACES = {
     "locked": "source().lock_()",
     "nested": "TensorDict({'n': source()}, [4]).get('n')",
     "memmap": "source().memmap_(at())",
-    "loaded": "(source().memmap(p := at()), TensorDict.load_memmap(p))[1]",
+    "loaded": "(source().memmap(p := at()), TensorDict.load_memmap(p, mode='r+'))[1]",
     "shared": "source().share_memory_()",
     "h5": "stored(source(), '.h5')",
     "zarr": "stored(source(), '.zarr', backend='zarr')",

@@ -39,6 +39,10 @@ def parts(source: str) -> tuple[CodeType, CodeType]:
     )
 
 
+LIVE = ("memory", "text", "locked", "nested", "memmap", "loaded", "shared", "params", "class", "typed")
+"""Where reading an entry twice gives the same memory."""
+
+
 def storages(value: Any) -> set[int]:
     """The memory that a result of live tensors stands on."""
     try:
@@ -69,7 +73,8 @@ def run(call: str, place: str, side: Side) -> dict[str, Any]:
         facts: dict[str, Any] = {"result": result}
         if found:
             facts["is td"] = found[0] is td
-            facts["shares"] = bool(storages(found[0]) & before)
+            if place in LIVE:
+                facts["shares"] = bool(storages(found[0]) & before)
         facts["td"] = outcome(lambda: td, forgive=side.is_peer)
         facts["other"] = describe(names["other"])
         return facts
@@ -77,20 +82,21 @@ def run(call: str, place: str, side: Side) -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-KINDS = {"_SubTensorDict": "PersistentTensorDict", "_RedisTensorDict": "PersistentTensorDict"}
+KINDS = {"window": {"_SubTensorDict": "TensorDict", "PersistentTensorDict": "TensorDict"}}
+"""Names of classes that stand for one another: what is beside a window is a window or a TensorDict."""
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, kinds: dict[str, str]) -> Any:
     if isinstance(value, dict):
-        return {k: KINDS.get(v, v) if k == "kind" and isinstance(v, str) else plain(v) for k, v in value.items()}
+        return {k: kinds.get(v, v) if k == "kind" and isinstance(v, str) else plain(v, kinds) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(plain(v) for v in value)
+        return type(value)(plain(v, kinds) for v in value)
     return value
 
 
 def compare(call: str, place: str) -> tuple[str, list[str]]:
     """ "same", "refused" (the peer refuses and ours works), or "differs", and the lines of it."""
-    theirs, ours = (plain(run(call, place, side)) for side in (PEER, OURS))
+    theirs, ours = (plain(run(call, place, side), KINDS.get(place, {})) for side in (PEER, OURS))
     want, got = theirs["result"], ours["result"]
     if isinstance(want, Raised) and isinstance(got, Raised):
         # What a failed call leaves behind is not compared: there some leaves are written.

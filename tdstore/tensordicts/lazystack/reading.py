@@ -336,7 +336,7 @@ class LazyTree(TensorDictBase):
         ndim = len(self._inner) + 1
         terms = spelled_out(as_terms(index), ndim)
         if len(terms) <= ndim and all(type(t) is slice and t == _ALL for t in terms):
-            return self._whole()
+            return self._same_elements()
         found = route(terms, self._stack_dim, len(self._tds), ndim)
         if found is None:
             return self._scattered(terms)
@@ -347,7 +347,7 @@ class LazyTree(TensorDictBase):
         name = self._dim_name if found.rows.ndim == 1 else None
         return self._nest(elements, found.rows.shape, found.place, empty_batch_size, name)
 
-    def _whole(self) -> Any:
+    def _same_elements(self) -> Any:
         """Build another stack of the same elements: what is appended to it is not appended to this one."""
         return self._of(list(self._tds), self._stack_dim, self._dim_name, self._empty_batch_size)
 
@@ -358,7 +358,7 @@ class LazyTree(TensorDictBase):
                 raise errors.InvalidArgumentError("slice step must be positive")
             rows = self._tds[index]
             if len(rows) == len(self._tds):
-                return self._whole()
+                return self._same_elements()
         elif type(index) is Tensor and index.ndim == 1 and index.dtype is torch.int64:
             tds, n = self._tds, len(self._tds)
             numbers = index.tolist()
