@@ -1,4 +1,10 @@
-"""Make a call on a container of each package, and say in what the two outcomes differ."""
+"""Make each call on each container, of `tensordict` and of tdstore, and print in what the two outcomes differ.
+
+python -m tests.sweep.running [CONTAINER ...] [GROUP ...] [/REGEX ...]
+
+It is run by hand: all of it takes ten minutes. What it finds is mended, with a test in tests/differential, or told on
+the page of differences, with a claim in tests/porting.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
+import warnings
 from functools import cache
 from types import CodeType
 from typing import Any
@@ -18,10 +25,11 @@ from tests.differential.oracle import OURS, PEER, Raised, Side, describe, differ
 from tests.differential.programs import namespace
 
 from .calls import CALLS, START
+from .calls_kept import KEPT
 from .calls_more import MORE
 from .containers import MAKE, PLACES
 
-ALL = {**CALLS, **MORE}
+ALL = {**CALLS, **MORE, **KEPT}
 
 
 @cache
@@ -115,7 +123,6 @@ def main() -> None:
     shm = tempfile.mkdtemp(dir="/dev/shm")
     tempfile.tempdir = shm
     import logging
-    import warnings
 
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
