@@ -69,7 +69,7 @@ def tensorclass(cls: Any = None, /, **flags: bool) -> Any:
 
 
 def _of_a_dataclass(cls: type) -> dict[str, Any]:
-    """What replaces the parts of a class body that `dataclasses.dataclass` wrote: none if it is no dataclass."""
+    """Replace the parts of a class body that `dataclasses.dataclass` wrote: none if it is no dataclass."""
     if "__dataclass_fields__" not in vars(cls):
         return {}
     fields: dict[str, dataclasses.Field[Any]] = vars(cls)["__dataclass_fields__"]

@@ -28,7 +28,7 @@ ELSEWHERE = {
 ACROSS = set(
     """
     compile data data_loading differential examples faults house plugins porting reveal servers surface
-    torch_integration
+    sweep torch_integration
     """.split()
 )
 

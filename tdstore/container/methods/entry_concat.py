@@ -91,8 +91,8 @@ class ColumnsMixin(Container):
         """
         held = [] if filter_empty else [path for path in map(entry_path, keys) if len(path) > 1]
         missing = [path for path in map(entry_path, keys) if self._find(path) is None]
-        taken = len(missing) < len(keys)  # nothing is taken out of a locked one
-        selected = self.split_keys(keys, inplace=taken, default=default, strict=strict)[0]
+        changes = len(missing) < len(keys)  # a locked one refuses only what changes it
+        selected = self.split_keys(keys, inplace=changes, default=default, strict=strict)[0]
         if default is None or default is NO_DEFAULT:  # strict, and one is missing: an error already
             for path in missing:
                 selected.set_non_tensor(path, None)

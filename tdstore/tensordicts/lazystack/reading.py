@@ -348,7 +348,7 @@ class LazyTree(TensorDictBase):
         return self._nest(elements, found.rows.shape, found.place, empty_batch_size, name)
 
     def _same_elements(self) -> Any:
-        """Build another stack of the same elements: what is appended to it is not appended to this one."""
+        """Build another stack of these elements: what is appended to it is not appended here."""
         return self._of(list(self._tds), self._stack_dim, self._dim_name, self._empty_batch_size)
 
     def _quick_rows(self, index: Any) -> Any:
