@@ -336,7 +336,7 @@ class LazyTree(TensorDictBase):
         ndim = len(self._inner) + 1
         terms = spelled_out(as_terms(index), ndim)
         if len(terms) <= ndim and all(type(t) is slice and t == _ALL for t in terms):
-            return self._same_elements()
+            return self._of(list(self._tds), self._stack_dim, self._dim_name, self._empty_batch_size)
         found = route(terms, self._stack_dim, len(self._tds), ndim)
         if found is None:
             return self._scattered(terms)
@@ -347,18 +347,12 @@ class LazyTree(TensorDictBase):
         name = self._dim_name if found.rows.ndim == 1 else None
         return self._nest(elements, found.rows.shape, found.place, empty_batch_size, name)
 
-    def _same_elements(self) -> Any:
-        """Build another stack of these elements: what is appended to it is not appended here."""
-        return self._of(list(self._tds), self._stack_dim, self._dim_name, self._empty_batch_size)
-
     def _quick_rows(self, index: Any) -> Any:
         """Select elements at a slice or at rows of the first dimension. Return None for any other index."""
         if type(index) is slice:
             if index.step is not None and index.step <= 0:
                 raise errors.InvalidArgumentError("slice step must be positive")
             rows = self._tds[index]
-            if len(rows) == len(self._tds):
-                return self._same_elements()
         elif type(index) is Tensor and index.ndim == 1 and index.dtype is torch.int64:
             tds, n = self._tds, len(self._tds)
             numbers = index.tolist()
