@@ -7,10 +7,11 @@ A hole of a sparse file is not read: its blocks have the checksum of zeros.
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -30,15 +31,45 @@ TIP = 4096
 Memory = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
-class Sums(NamedTuple):
-    """Checksums of one leaf."""
+class Sums:
+    """Checksums of one leaf; immutable.
 
-    crc: bytes
-    """Little-endian uint32 crc32c of each block."""
-    tips: int
-    """crc32c of the first, middle and last 4 KiB together (of all bytes if there are at most 12 KiB)."""
-    block: int = BLOCK
-    """Bytes of a block; the last one may be short."""
+    Args:
+        crc: little-endian uint32 crc32c of each block; or that as base64, which is decoded when it is needed.
+        tips: crc32c of the first, middle and last 4 KiB together (of all bytes if there are at most 12 KiB).
+        block: bytes of a block; the last one may be short.
+    """
+
+    __slots__ = ("_crc", "block", "tips")
+
+    def __init__(self, crc: bytes | str, tips: int, block: int = BLOCK) -> None:
+        self._crc = crc
+        self.tips = tips
+        self.block = block
+
+    @property
+    def crc(self) -> bytes:
+        """Return the little-endian uint32 crc32c of each block."""
+        crc = self._crc
+        if isinstance(crc, str):
+            crc = self._crc = base64.b64decode(crc)
+        return crc
+
+    def text(self) -> str:
+        """Return `crc` as base64."""
+        crc = self._crc
+        return crc if isinstance(crc, str) else base64.b64encode(crc).decode()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sums):
+            return NotImplemented
+        return self is other or (self.tips, self.block, self.crc) == (other.tips, other.block, other.crc)
+
+    def __hash__(self) -> int:
+        return hash((self.tips, self.block, self.crc))
+
+    def __repr__(self) -> str:
+        return f"Sums({self.crc!r}, {self.tips}, {self.block})"
 
     def leading(self, nbytes: int) -> Sums:
         """Return the checksums of the whole blocks among the first `nbytes`, without tips."""

@@ -73,8 +73,8 @@ class LeafRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     """Where the leaf begins in the file of packed leaves; -1: it has a file of its own."""
 
     def sums(self) -> Sums:
-        """Decode the checksums."""
-        return Sums(base64.b64decode(self.crc), self.tips, self.block)
+        """Return the checksums."""
+        return Sums(self.crc, self.tips, self.block)
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,8 +132,7 @@ def leaf_record(
         fill: the fill value, as `values.encode_value` returns it.
         offset: position of the data in a file that holds several leaves; -1 where the leaf has a file of its own.
     """
-    crc = base64.b64encode(sums.crc).decode()
-    return LeafRecord(path, dtype, shape, nbytes, file, crc, sums.tips, fill, sums.block, offset)
+    return LeafRecord(path, dtype, shape, nbytes, file, sums.text(), sums.tips, fill, sums.block, offset)
 
 
 def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str, logged: bool = False) -> bytes:
@@ -485,9 +484,8 @@ def _check_leaves(leaves: list[LeafRecord], url: str) -> None:
     packed: list[LeafRecord] = []
     forms: set[tuple[object, ...]] = set()
     for leaf in leaves:
-        # What many leaves have in common is checked once.
-        form = leaf.dtype, leaf.shape, leaf.nbytes, leaf.block, len(leaf.crc)
-        if reason := _fault(leaf, known=form in forms):
+        form = leaf.dtype, leaf.shape, leaf.nbytes, leaf.block  # which many leaves have in common
+        if reason := (None if form in forms else _form_fault(leaf)) or _fault(leaf):
             raise CorruptStoreError(f"{url}: leaf {path_text(leaf.path)} {reason}", url=url)
         if leaf.path in paths:
             raise CorruptStoreError(f"{url}: leaf {path_text(leaf.path)} is described twice", url=url)
@@ -509,64 +507,43 @@ def _check_leaves(leaves: list[LeafRecord], url: str) -> None:
             )
 
 
-def _fault(leaf: LeafRecord, *, known: bool) -> str | None:
-    """Return what is wrong with a record, or None.
-
-    Args:
-        leaf: the record.
-        known: one of the same dtype, shape, sizes and number of checksums was found right.
-    """
+def _fault(leaf: LeafRecord) -> str | None:
     if not 1 <= len(leaf.path) <= MAX_DEPTH:
         return f"is nested {len(leaf.path)} levels deep, not 1 to {MAX_DEPTH}"
-    if not known and (reason := _form_fault(leaf)):
-        return reason
-    expected, file = leaf.nbytes, leaf.file
+    expected, file, at = leaf.nbytes, leaf.file, leaf.offset
     if bool(file) != bool(expected):
         return f"has {expected} bytes and the file {'/'.join(file)!r}"
-    if file and leaf.offset == -1:
+    if file and at == -1:
         if len(file) > 2 * MAX_DEPTH or not all(map(is_plain_name, file)):
             return f"names {file!r}, which is not a plain file below the root"
         if file[-1] in RESERVED or file[0] in RESERVED:
             return f"names {file!r}, which is not a data file"
-    if (leaf.offset != -1 or PACK in file) and not _is_packed(leaf):
-        return f"of {expected} bytes is recorded at byte {leaf.offset} of {'/'.join(file)!r}"
+    packed = file == (PACK,) and 0 <= at < 2**62 and not at % PACK_ALIGN and 0 < expected <= PACKED_MOST
+    if not packed and (at != -1 or PACK in file):
+        return f"of {expected} bytes is recorded at byte {at} of {'/'.join(file)!r}"
     if leaf.fill != 0 and (reason := fill_fault(leaf.fill, NAME_TO_DTYPE[leaf.dtype])):
         return reason
-    try:
-        padding = leaf.crc.encode("ascii").translate(None, _BASE64)
-    except UnicodeEncodeError:
-        padding = b"?"
-    if padding and not (padding in (b"=", b"==") and leaf.crc.endswith(padding.decode())):
-        return _malformed(leaf)
+    # Four bytes a block, as base64 of exactly that length; `Sums.crc` decodes it.
+    length = 4 * -(-expected // leaf.block)
+    crc, padding = leaf.crc.encode("utf-8", "replace"), b"=" * (-length % 3)
+    if len(crc) != -(-length // 3) * 4 or crc.translate(None, _BASE64) != padding or not crc.endswith(padding):
+        return f"has malformed checksums for {expected} bytes"
     return None
 
 
 def _form_fault(leaf: LeafRecord) -> str | None:
-    """Return what is wrong with what many leaves have in common, or None."""
-    dtype = NAME_TO_DTYPE.get(leaf.dtype)
+    """Return what is wrong with dtype, shape and sizes, or None."""
+    dtype, shape = NAME_TO_DTYPE.get(leaf.dtype), leaf.shape
     if dtype is None:
         return f"has the unknown dtype {leaf.dtype!r}"
-    shape = leaf.shape
     if shape and (len(shape) > MAX_DIMS or min(shape) < 0):
         return f"has the impossible shape {shape[:8]}"
     expected = math.prod(shape) * dtype.itemsize
     if leaf.nbytes != expected or expected >= 2**62:
         return f"of shape {shape} and dtype {leaf.dtype} has {expected} bytes, but {leaf.nbytes} are declared"
-    # Four bytes a block, as base64 of exactly that length; `sums` decodes it.
     if not FINE <= leaf.block <= BLOCK or leaf.block & (leaf.block - 1):
         return f"has checksums of blocks of {leaf.block} bytes"
-    blocks = -(-expected // leaf.block)
-    return _malformed(leaf) if len(leaf.crc) != -(-4 * blocks // 3) * 4 else None
-
-
-def _malformed(leaf: LeafRecord) -> str:
-    return f"has malformed checksums for {leaf.nbytes} bytes"
-
-
-def _is_packed(leaf: LeafRecord) -> bool:
-    """Check whether a record has the place of a packed leaf."""
-    at = leaf.offset
-    return leaf.file == (PACK,) and 0 <= at < 2**62 and not at % PACK_ALIGN and 0 < leaf.nbytes <= PACKED_MOST
+    return None
 
 
 def fill_fault(fill: Any, dtype: torch.dtype) -> str | None:

@@ -47,7 +47,6 @@ def map_fd(fd: int, shape: Sequence[int], dtype: torch.dtype, *, shared: bool, p
     else:
         name = f"{_PROC}/{fd}" if _HAS_PROC else path
         flat = torch.from_file(name, shared=shared, size=math.prod(shape), dtype=dtype)
-    # torch takes numbers in half the time of a `torch.Size`.
     return flat if len(shape) == 1 else flat.view(*shape) if shape else flat.view(())
 
 
