@@ -157,26 +157,30 @@ def memmap_write(s: Stores) -> None:
 
 def memmap_save_open(s: Stores) -> None:
     small, large = (128, 1024 * 1024) if s.quick else (1024, 8 * 1024 * 1024)
-    for name, data in (
-        (f"{small} leaves of 16 KB", {str(i): torch.rand(4096) for i in range(small)}),
-        (f"4 leaves of {large // 2**20 * 4} MB", {str(i): torch.rand(large) for i in range(4)}),
+    many = {str(i): torch.rand(4096) for i in range(small)}
+    for name, data, pack in (
+        (f"{small} leaves of 16 KB", many, False),
+        (f"{small} leaves of 16 KB, packed", many, True),
+        (f"4 leaves of {large // 2**20 * 4} MB", {str(i): torch.rand(large) for i in range(4)}, False),
     ):
-        root, kept = s.folder(f"save {len(data)}"), s.folder(f"open {len(data)}")
+        root, kept = s.folder(f"save {name}"), s.folder(f"open {name}")
         fresh = itertools.count()
 
         def save(
-            candidate: str, module: Any, data: Any = data, root: Path = root, fresh: Any = fresh
+            candidate: str, module: Any, data: Any = data, root: Path = root, fresh: Any = fresh, pack: bool = pack
         ) -> Callable[[], object]:
             td = module.TensorDict(data, [])
-
-            return lambda: td.memmap(str(root / f"{candidate}{next(fresh)}"))
+            options = {"pack": True} if pack and candidate == OURS else {}
+            return lambda: td.memmap(str(root / f"{candidate}{next(fresh)}"), **options)
 
         def save_floor(data: Any = data, root: Path = root, fresh: Any = fresh) -> None:
             write_one_file(root / f"floor{next(fresh)}", data)
 
-        def open_(candidate: str, module: Any, data: Any = data, kept: Path = kept) -> Callable[[], object]:
+        def open_(
+            candidate: str, module: Any, data: Any = data, kept: Path = kept, pack: bool = pack
+        ) -> Callable[[], object]:
             path = str(kept / candidate)
-            module.TensorDict(data, []).memmap(path)
+            module.TensorDict(data, []).memmap(path, **({"pack": True} if pack and candidate == OURS else {}))
             return lambda: list(module.TensorDict.load_memmap(path).values(True, True))
 
         s.bench.io("memmap save", name, {**s.each(save), FLOOR: save_floor}, tidy=lambda root=root: s.clear(root))

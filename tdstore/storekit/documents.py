@@ -518,17 +518,16 @@ def _fault(leaf: LeafRecord) -> str | None:
             return f"names {file!r}, which is not a plain file below the root"
         if file[-1] in RESERVED or file[0] in RESERVED:
             return f"names {file!r}, which is not a data file"
-    packed = file == (PACK,) and 0 <= at < 2**62 and not at % PACK_ALIGN and 0 < expected <= PACKED_MOST
-    if not packed and (at != -1 or PACK in file):
+    packed = file == (PACK,) and leaf.block == BLOCK and 0 <= at < 2**62 and not at % PACK_ALIGN
+    if (at != -1 or PACK in file) and not (packed and 0 < expected <= PACKED_MOST):
         return f"of {expected} bytes is recorded at byte {at} of {'/'.join(file)!r}"
     if leaf.fill != 0 and (reason := fill_fault(leaf.fill, NAME_TO_DTYPE[leaf.dtype])):
         return reason
     # Four bytes a block, as base64 of exactly that length; `Sums.crc` decodes it.
     length = 4 * -(-expected // leaf.block)
     crc, padding = leaf.crc.encode("utf-8", "replace"), b"=" * (-length % 3)
-    if len(crc) != -(-length // 3) * 4 or crc.translate(None, _BASE64) != padding or not crc.endswith(padding):
-        return f"has malformed checksums for {expected} bytes"
-    return None
+    sound = len(crc) == -(-length // 3) * 4 and crc.translate(None, _BASE64) == padding and crc.endswith(padding)
+    return None if sound else f"has malformed checksums for {expected} bytes"
 
 
 def _form_fault(leaf: LeafRecord) -> str | None:
@@ -541,9 +540,8 @@ def _form_fault(leaf: LeafRecord) -> str | None:
     expected = math.prod(shape) * dtype.itemsize
     if leaf.nbytes != expected or expected >= 2**62:
         return f"of shape {shape} and dtype {leaf.dtype} has {expected} bytes, but {leaf.nbytes} are declared"
-    if not FINE <= leaf.block <= BLOCK or leaf.block & (leaf.block - 1):
-        return f"has checksums of blocks of {leaf.block} bytes"
-    return None
+    sound = FINE <= leaf.block <= BLOCK and not leaf.block & (leaf.block - 1)
+    return None if sound else f"has checksums of blocks of {leaf.block} bytes"
 
 
 def fill_fault(fill: Any, dtype: torch.dtype) -> str | None:
