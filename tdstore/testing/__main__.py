@@ -45,7 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         backends = find(args.target)
         options = dict(parse_option(text) for text in args.option)
-        return max(check(backend, args, options) for backend in backends)
+        statuses = []
+        for backend in backends:
+            if len(backends) > 1:
+                print(f"\n## {backend.name}: {backend.summary}\n", flush=True)
+            statuses.append(check(backend, args, options))
+        return max(statuses)
     except (TDStoreError, ValueError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2

@@ -6,6 +6,7 @@ import inspect
 import sys
 import threading
 import traceback
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,22 @@ from tdstore.testing.samples import digest, same
 from tdstore.types import LeafSpec, Path, Read, path_text
 
 _Error = TypeVar("_Error", bound=BaseException)
+
+
+def _composed(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+def _trimmed(text: str) -> str:
+    return text.replace("\\", "/").strip(". ")
+
+
+FOLDS: Mapping[str, Callable[[str], str]] = {
+    "they differ in upper and lower case": str.casefold,
+    "they differ in code points": _composed,
+    "they differ in separators, or in dots and spaces at an end": _trimmed,
+}
+"""What a file system may take for the same name, by what the difference is."""
 
 
 def failure(text: str) -> AssertionError:
@@ -123,7 +140,19 @@ def check_paths(got: Any, expected: Any, what: str = "") -> None:
     if lost or added or len(listed) != len(set(listed)):
         parts = [_count("missing", lost), _count("not expected", added)]
         parts += ["a leaf is listed twice"] * (len(listed) != len(set(listed)))
+        parts += [f"{path_text(a)} and {path_text(b)} are two names ({why})" for a, b, why in _merged(lost, expected)]
         raise failure(f"{what or 'leaves differ'}: {', '.join(part for part in parts if part)}")
+
+
+def _merged(lost: list[Path], expected: Any) -> Iterator[tuple[Path, Path, str]]:
+    """Yield the first missing leaf that differs from another one by something that file systems overlook."""
+    for why, fold in FOLDS.items():
+        for path in lost:
+            joined = fold("/".join(path))
+            for other in expected:
+                if other != path and fold("/".join(other)) == joined:
+                    yield path, other, why
+                    return
 
 
 def _count(kind: str, paths: list[Path]) -> str:
@@ -403,7 +432,7 @@ def _plain(value: object) -> str:
     return dtype_name(value) if isinstance(value, torch.dtype) else repr(value)
 
 
-def check_header(got: Header, expected: Header, what: str = "the header") -> None:
+def check_header(got: object, expected: Header, what: str = "the header") -> None:
     """Fail with the first group, and the field of it, that differs between two headers.
 
     Args:
@@ -412,6 +441,8 @@ def check_header(got: Header, expected: Header, what: str = "the header") -> Non
         what: its name, for the message.
     """
     __tracebackhide__ = True
+    if not isinstance(got, Header):
+        raise failure(f"{what}: {type(got).__name__} instead of Header")
     if list(got.groups) != list(expected.groups):
         lost = [path_text(p) for p in expected.groups if p not in got.groups]
         added = [path_text(p) for p in got.groups if p not in expected.groups]
@@ -429,7 +460,7 @@ def check_header(got: Header, expected: Header, what: str = "the header") -> Non
 
 
 def check_names(error: BaseException, place: object, doing: str = "") -> None:
-    """Check that the message of an error names the location.
+    """Check that the message of an error names the location, with its scheme or without.
 
     Args:
         error: the error.
@@ -437,6 +468,6 @@ def check_names(error: BaseException, place: object, doing: str = "") -> None:
         doing: the operation, for the message.
     """
     __tracebackhide__ = True
-    if str(place) not in str(error):
+    if str(place).rpartition("://")[2] not in str(error):
         where = f"{doing}: " if doing else ""
         raise failure(f"{where}the message of {type(error).__name__} does not name {place}: {error}")

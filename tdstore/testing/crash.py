@@ -500,7 +500,7 @@ class CrashTests(StoreSetup):
             store.create({("big",): LeafSpec(big.shape, big.dtype)})
             store.save_header(header_for(before))
 
-        def work() -> None:
+        def work(_: object) -> None:
             store = self.made(place, "r+", **layout)
             now = {**before, ("c",): NEW[("c",)]}
             store.write([Write(("c",), (), now[("c",)])])
@@ -521,7 +521,7 @@ class CrashTests(StoreSetup):
                 store.save_header(header_for(before))
             check_leaves(load(self.made, place, **self.reading), {**after, **values}, "written when there was room")
 
-        check_in_child(work, "rows and growth on a full disk")
+        check_in_child(work, "rows and growth on a full disk", "a write through a mapping found no room")
 
     def _grow_without_room(self, store: Store, before: Leaves, now: Leaves) -> None:
         """Check that growth on a full disk is an error, and that `discard` brings the leaves back."""

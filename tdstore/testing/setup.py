@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import hashlib
 import inspect
+import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path as FsPath
@@ -19,11 +21,14 @@ from tdstore.header import Group, Header
 from tdstore.hookspecs import Backend
 from tdstore.registry import registry, split_scheme
 from tdstore.store import Cap, Store
+from tdstore.testing.processes.deaths import check_in_child, in_child
 from tdstore.testing.report import CAP
 from tdstore.testing.samples import bits, same
 from tdstore.types import LeafSpec, Mode, Path, Read, Write
 
 Location = str | FsPath | None
+GOLDEN = 0.618
+"""Multiples of it, modulo 1, are spread evenly, however many there are."""
 
 Leaves = Mapping[Any, Tensor]
 """Values by `Path`. (A mapping is invariant in its keys, and `{("a",): ...}` is inferred as one of `tuple[str]`.)"""
@@ -57,6 +62,8 @@ class StoreSetup:
     """Runs of the Hypothesis state machine."""
 
     _stack: ExitStack
+    _flips = -1
+    """Number of the last call of `corrupt`."""
     _needed: list[tuple[str, object]] = []  # noqa: RUF012  # of tests that are called without pytest
     """Properties of the test that runs, for the report."""
 
@@ -100,10 +107,14 @@ class StoreSetup:
             return None
 
     def corrupt(self, location: Location) -> None:
-        """Flip a byte of stored data. The default takes the middle of the largest local file."""
+        """Flip a byte of stored data. The default takes the largest local file, at another place in each call.
+
+        Tests call it until what is read has changed, or an error was raised: files may have unused bytes.
+        """
         path = largest_file(location)
         data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 0x10
+        self._flips += 1
+        data[round(len(data) * (self._flips * GOLDEN + 0.5)) % len(data)] ^= 0x10
         path.write_bytes(data)
 
     def truncate(self, location: Location) -> None:
@@ -192,11 +203,32 @@ class StoreSetup:
             if cap not in self.caps:
                 pytest.skip(f"no {cap.name}")
 
-    def at_once(self) -> dict[str, Any]:
-        """Return the options under which an opening does not wait for a lock."""
+    def guarded(self, location: Location, work: Callable[[Callable[[str], object]], object], doing: str) -> None:
+        """Read what is damaged in a forked child: a mapped file that was cut ends the process by a signal.
+
+        Where the store cannot be read in a forked child, as it may refuse, it is read here.
+
+        Args:
+            location: a place that can be read now.
+            work: the reads, called with a function that takes the next step, for the message.
+            doing: the first step.
+        """
+        __tracebackhide__ = True
+
+        def probe() -> None:
+            signal.alarm(20)
+            load(self.made, location)
+
+        if not hasattr(os, "fork") or in_child(probe, quiet=True):
+            work(lambda _: None)
+        else:
+            check_in_child(work, doing, "memory was mapped that the file no longer has; compare its size first")
+
+    def at_once(self, seconds: float = 0.2) -> dict[str, Any]:
+        """Return the options under which an opening does not wait for a lock, or not longer than that."""
         opener = registry().opener(self.declaration()) if type(self).open is None else type(self).open
         assert opener is not None, "a backend has an opener"
-        return {"lock_timeout": 0.2} if "lock_timeout" in inspect.signature(opener).parameters else {}
+        return {"lock_timeout": seconds} if "lock_timeout" in inspect.signature(opener).parameters else {}
 
     def needs_name(self, location: Location) -> None:
         """Skip a test that opens the store twice, for stores that cannot be opened again by name."""

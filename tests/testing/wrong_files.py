@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import mmap
 import os
@@ -53,6 +54,7 @@ class SqliteStore(Store):
         | Cap.DISCARD
     )
     pragmas = "PRAGMA synchronous=FULL"
+    timeout = 5.0
 
     def __init__(self, path: str, mode: Mode) -> None:
         self.url, self.writable = path, mode != "r"
@@ -69,7 +71,7 @@ class SqliteStore(Store):
         return os.path.realpath(location)
 
     def _connect(self, path: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(path, isolation_level=None)
+        connection = sqlite3.connect(path, isolation_level=None, timeout=self.timeout)
         for pragma in self.pragmas.split(";"):
             connection.execute(pragma).fetchall()
         connection.execute("CREATE TABLE IF NOT EXISTS leaves (path TEXT PRIMARY KEY, spec TEXT, data BLOB)")
@@ -85,8 +87,7 @@ class SqliteStore(Store):
             for path, facts, data in rows:
                 shape, dtype, fill = json.loads(facts)
                 spec = LeafSpec(shape, dtype, fill_value=decode_value(fill))
-                array = np.frombuffer(bytearray(data), numpy_dtype(spec.dtype)).reshape(spec.shape)
-                self._leaves[tuple(json.loads(path))] = spec, from_numpy(array, spec.dtype)
+                self._leaves[tuple(json.loads(path))] = spec, tensor_of(spec, data)
             self._header = decode_header(text, url=self.url)
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise CorruptStoreError(f"{self.url} is damaged: {error}", url=self.url) from error
@@ -133,7 +134,9 @@ class SqliteStore(Store):
         connection.execute("DELETE FROM leaves")
         for path, (spec, value) in leaves.items():
             facts = json.dumps([spec.shape, dtype_name(spec.dtype), encode_value(spec.fill_value)])
-            row = json.dumps(path), facts, np.ascontiguousarray(to_numpy(value)).tobytes()
+            unwritten = value.numel() > 1 and not any(value.stride())
+            data = None if unwritten else np.ascontiguousarray(to_numpy(value)).tobytes()
+            row = json.dumps(path), facts, data
             connection.execute("INSERT INTO leaves VALUES (?, ?, ?)", row)
 
     def _put_header(self, connection: sqlite3.Connection, header: Header) -> None:
@@ -229,6 +232,13 @@ class SqliteStore(Store):
                 self._publish(self._kept, self._header)
         finally:
             self._closed = True
+
+
+def tensor_of(spec: LeafSpec, data: bytes | None) -> Tensor:
+    """Return the value of a leaf; without data it was never written."""
+    if data is None:
+        return torch.full((), spec.fill_value, dtype=spec.dtype).expand(spec.shape)
+    return from_numpy(np.frombuffer(bytearray(data), numpy_dtype(spec.dtype)).reshape(spec.shape), spec.dtype)
 
 
 def _number(connection: sqlite3.Connection) -> int:
@@ -384,10 +394,80 @@ class ReadOnlyMap(SqliteStore):
 
 
 def _protect(address: int, size: int) -> None:
-    import ctypes
-
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.PROT_READ) == 0
+
+
+class AnswersGoWithIt(SqliteStore):
+    """Gives tensors over memory that `close` gives back to the system."""
+
+    def __init__(self, path, mode):
+        super().__init__(path, mode)
+        self._maps: list[tuple[int, int]] = []
+
+    def read(self, reads):
+        values = super().read(reads)
+        return [v if r.out is not None or not v.numel() else self._mapped(v) for r, v in zip(reads, values)]
+
+    def _mapped(self, value):
+        array = np.ascontiguousarray(to_numpy(value))
+        address = _libc().mmap(None, array.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, PRIVATE, -1, 0)
+        self._maps.append((address, array.nbytes))
+        memory = (ctypes.c_char * array.nbytes).from_address(address)
+        memory[:] = array.tobytes()
+        return from_numpy(np.frombuffer(memory, array.dtype).reshape(array.shape), value.dtype)
+
+    def close(self):
+        for address, size in self._maps:
+            _libc().munmap(address, size)
+        self._maps.clear()
+        super().close()
+
+
+class MapsWithoutLooking(SqliteStore):
+    """Maps a file beside the database as long as it was written, and looks at its end."""
+
+    def _put_header(self, connection, header):
+        super()._put_header(connection, header)
+        with open(f"{self.url}.map", "wb") as file:
+            file.write(bytes(MAPPED))
+
+    def _load(self):
+        super()._load()
+        fd = os.open(f"{self.url}.map", os.O_RDONLY)
+        address = _libc().mmap(None, MAPPED, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+        os.close(fd)
+        end = (ctypes.c_char * MAPPED).from_address(address)[MAPPED - 1]
+        _libc().munmap(address, MAPPED)
+        if end != b"\0":
+            raise CorruptStoreError(f"{self.url} is damaged", url=self.url)
+
+
+MAPPED = 1 << 16
+PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
+class MergesCases(SqliteStore):
+    """Stores keys of the same letters, in upper case or in lower case, at one place."""
+
+    def _put_leaves(self, connection, leaves):
+        places = {tuple(map(str.lower, path)): path for path in leaves}
+        super()._put_leaves(connection, {path: leaves[path] for path in places.values()})
+
+
+class NoHeaderYet(SqliteStore):
+    """Has no header before one was saved."""
+
+    def load_header(self):
+        return super().load_header() or None
 
 
 class ReplacesForeign(SqliteStore):
@@ -400,7 +480,8 @@ class DeclaredCaps(SqliteStore):
 
 WRONG: tuple[type[SqliteStore], ...] = (
     LostUnclosed, CommitsInFork, InheritedConnection, SharedPosition, WaitingDel, CommitsStructure, BlindDiscard,
-    ReadOnlyMemory, ReadOnlyMap, ReplacesForeign, DeclaredCaps,
+    ReadOnlyMemory, ReadOnlyMap, ReplacesForeign, DeclaredCaps, AnswersGoWithIt, MapsWithoutLooking, MergesCases,
+    NoHeaderYet,
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import sqlite3
 import tempfile
+import threading
 import time
 import zlib
 from contextlib import suppress
@@ -16,8 +17,9 @@ from typing import Any
 from tdstore.dtypes import to_numpy
 from tdstore.errors import StoreBusyError, StoreIOError
 from tdstore.header import Header, decode_header, encode_header
+from tdstore.testing.samples import assign
 from tdstore.types import Fault, Mode
-from tests.testing.wrong_files import SqliteStore, opening
+from tests.testing.wrong_files import SqliteStore, opening, tensor_of
 
 
 class ForgetsRows(SqliteStore):
@@ -289,6 +291,83 @@ class TwoCommitsInARead(SqliteStore):
         return SqliteStore(self.url, "r")
 
 
+class LeafTransactions(SqliteStore):
+    """Reads each leaf of a `read` in a transaction of its own, which takes nearly all of the time."""
+
+    timeout = 0.0
+
+    def read(self, reads):
+        if self.writable or not os.path.exists(self.url):
+            return super().read(reads)
+        connection = sqlite3.connect(self.url, isolation_level=None)
+        values = []
+        for r in reads:
+            spec = self._leaf(r.path)[0]
+            connection.execute("BEGIN")
+            row = connection.execute("SELECT data FROM leaves WHERE path = ?", (json.dumps(r.path),)).fetchone()
+            if row is not None:
+                self._leaves[r.path] = spec, tensor_of(spec, row[0])
+            values += super().read([r])
+            connection.execute("COMMIT")
+        connection.close()
+        return values
+
+
+class KeepsUntilCommit(SqliteStore):
+    """Reads a copy of what was written, and commits the value itself."""
+
+    def __init__(self, path, mode):
+        super().__init__(path, mode)
+        self._late = []
+
+    def write(self, writes):
+        super().write(writes)
+        self._late += writes
+
+    def _publish(self, leaves, header):
+        leaves = dict(leaves)
+        for w in self._late:
+            if w.path in leaves:
+                leaves[w.path] = leaves[w.path][0], assign(leaves[w.path][1], w.index, w.value)
+        self._late = []
+        super()._publish(leaves, header)
+
+
+class SwallowsInWrite(SqliteStore):
+    """Spills large values to the disk at once, and forgets those that it refuses."""
+
+    def write(self, writes):
+        for w in writes:
+            with suppress(OSError):
+                if w.value.nbytes > 4 << 20:
+                    with tempfile.TemporaryFile(dir=os.path.dirname(self.url)) as spilled:
+                        spilled.write(to_numpy(w.value.contiguous()).tobytes())
+                super().write([w])
+
+
+class SwallowsInClose(SqliteStore):
+    """Takes no notice of an error of the commit that `close` makes."""
+
+    def close(self):
+        with suppress(StoreIOError):
+            super().close()
+
+
+class StaleSpecs(SqliteStore):
+    """Tells the shapes of the last commit."""
+
+    def specs(self, paths):
+        return [self._saved.get(path, self._leaf(path))[0] for path in paths]
+
+
+class MainThreadOnly(SqliteStore):
+    """Commits in the main thread only, and says nothing elsewhere."""
+
+    def close(self):
+        self._written = self._written and threading.current_thread() is threading.main_thread()
+        super().close()
+
+
 class RelativePath(SqliteStore):
     """Keeps the location as it was given."""
 
@@ -401,6 +480,6 @@ MODES: tuple[type[SqliteStore], ...] = (
     ForgetsRows, IgnoresWrites, XOverwrites, RPlusCreates, WIsA, BareErrors, BareBusy, WaitsForEver, ReaderLocks,
     ReadsByName, CreateCommits, SameTemporary, ClosureOpener, TimeOfFile, OwnCounter, NewEachTime, SameAfterClose,
     LostUpdate, TwoCommitsInARead, RelativePath, SwallowsErrors, HeaderInLines, HalfWrite, NoTransaction,
-    VerifiesFirstRows,
+    VerifiesFirstRows, LeafTransactions, KeepsUntilCommit, SwallowsInWrite, SwallowsInClose, StaleSpecs, MainThreadOnly,
 )  # fmt: skip
 OPENERS = {cls.__name__: _opener(cls) for cls in (*MODES, WriteCommits, CopiesToPublish, IgnoresFailedSync, SyncsAgain)}

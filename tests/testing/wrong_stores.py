@@ -497,6 +497,7 @@ class TestDeclared(Memory):
     deviations = {
         "test_resize_tells_the_truth": "no resize yet",
         "test_resize_missing": "no resize yet",
+        "test_resize_is_seen_at_once": "no resize yet",
         "test_closed": "no resize yet",
         **{f"test_discard[{change}]": "no resize yet" for change in ("longer", "shorter", "everything")},
     }

@@ -28,7 +28,7 @@ from tdstore.testing.comparing import (
 )
 from tdstore.testing.samples import ODD_KEYS, deep_path
 from tdstore.testing.setup import Location, StoreSetup, header_for, numbers, read_all
-from tdstore.types import LeafSpec, Path, Read, Write
+from tdstore.types import LeafSpec, Path, Read, Write, path_text
 
 FILLS: tuple[tuple[str, Any], ...] = (
     ("uint8", 7),
@@ -274,6 +274,24 @@ class CatalogueTests(StoreSetup):
         with raises(KeyNotFoundError, match="absent-leaf"):
             store.resize({("a",): 5, ("absent-leaf",): 3})
         check_equal(store.specs([("a",)])[0].shape, (2,), "shape of leaf 'a' after a refused resize")
+
+    def test_resize_is_seen_at_once(self, location: Location) -> None:
+        """Check that `specs` and `read` tell the new length right after `resize` of a leaf of the last commit."""
+        self.needs(Cap.WRITE, Cap.RESIZE)
+        leaves = {("a",): numbers(3, 2), ("b",): numbers(4).long()}
+        if Cap.PERSISTENT in self.caps:
+            self.saved(location, leaves)
+            store = self.opened(location, "r+")
+        else:
+            store = self.holding(location, leaves)
+            store.save_header(header_for(leaves))
+        for lengths in ((5, 2), (2, 6)):
+            store.resize({("a",): lengths[0], ("b",): lengths[1]})
+            for path, length in zip(leaves, lengths, strict=True):
+                shape = (length, *leaves[path].shape[1:])
+                what = f"leaf {path_text(path)} after resize, before the commit"
+                check_equal(store.specs([path])[0].shape, shape, f"specs of {what}")
+                check_equal(tuple(store.read([Read(path)])[0].shape), shape, f"`read` of {what}")
 
     def test_resize_survives(self, location: Location) -> None:
         """Check the new length after a reopening."""

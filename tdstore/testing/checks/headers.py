@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tdstore.header import Group, Header
 from tdstore.store import Cap, Store
-from tdstore.testing.comparing import check_header, check_paths, check_same, raises
+from tdstore.testing.comparing import check_header, check_paths, check_same, error_name, failure, raises
 from tdstore.testing.samples import ODD_KEYS, deep_path
 from tdstore.testing.setup import Location, StoreSetup, fill, numbers
 from tdstore.types import Path, Read
@@ -35,10 +35,17 @@ class HeaderTests(StoreSetup):
     """Tests that the header is preserved exactly."""
 
     def test_header_of_new_store(self, location: Location) -> None:
-        """Check that a new store has an empty header, which is falsy."""
+        """Check that a store that was never saved has an empty header, which is falsy."""
         self.needs(Cap.WRITE)
-        header = self.opened(location, "w").load_header()
-        check_header(header, Header(), "the header of a new store")
+        store = self.opened(location, "w")
+        for what in ("a new store, which was never saved", "a store with a leaf, which was never saved"):
+            try:
+                header = store.load_header()
+            except Exception as error:
+                name = error_name(type(error))
+                raise failure(f"load_header() of {what}: Header() is expected, not {name}: {error}") from error
+            check_header(header, Header(), f"load_header() of {what}")
+            fill(store, {("a",): numbers(2)})
 
     def test_header_round_trip(self, location: Location) -> None:
         """Check nested groups, batch sizes, names, devices, kinds, values and the order of keys."""

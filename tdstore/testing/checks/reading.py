@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from tdstore.store import Cap, Store
 from tdstore.testing.comparing import (
     check_equal,
     check_is_out,
+    check_leaves,
     check_mentions,
     check_names,
     check_out,
@@ -23,6 +26,7 @@ from tdstore.testing.comparing import (
     failure,
     raises,
 )
+from tdstore.testing.processes.deaths import check_in_child, check_writable
 from tdstore.testing.samples import DTYPES, INDICES, OUTSIDE, SHAPES, pick, rows, same, sample
 from tdstore.testing.setup import Location, StoreSetup, able, fill, numbers
 from tdstore.types import LeafSpec, Path, Read, Write
@@ -104,9 +108,24 @@ class ReadTests(StoreSetup):
         value = numbers(4, 3)
         store = self.holding(location, {("a",): value})
         first, second = store.read([Read(("a",)), Read(("a",))])
+        check_writable(first, "an answer of `read`")
         first.fill_(-1)
         check_same(second, value, "two answers of one batch share memory")
         check_same(store.read([Read(("a",))])[0], value, "changing an answer changed the store")
+
+    def test_read_outlives_the_store(self, location: Location) -> None:
+        """Check that answers stay as they are when the store is closed and gone: no tensor over memory of its own."""
+        leaves = {("a",): numbers(400, 30), ("b",): sample("bfloat16", (50,))}
+        store = self.holding(location, leaves)
+        kept = dict(zip(leaves, store.read([Read(path) for path in leaves]), strict=True))
+        store.close()
+        del store
+        gc.collect()
+        what = "read before the store was closed, and compared after"
+        if not hasattr(os, "fork"):
+            check_leaves(kept, leaves, what)
+        else:  # memory that is gone ends the process
+            check_in_child(lambda _: check_leaves(kept, leaves, what), what, "its memory went with the store")
 
     def test_read_is_writable(self, location: Location) -> None:
         """Check that answers are writable: no tensor over bytes, or over a mapping, that must not be changed."""
@@ -123,6 +142,7 @@ class ReadTests(StoreSetup):
         value = numbers(6, 3)
         store = self.holding(location, {("a",): value})
         (first,) = store.read([Read(("a",), (slice(1, 3, 1),))])
+        check_writable(first, "an answer of `read`")
         first.fill_(-1)
         check_same(store.read([Read(("a",))])[0], value)
 
@@ -261,6 +281,7 @@ class ReadTests(StoreSetup):
         if Cap.WRITE in self.caps:
             store.write([Write(("a",), (), value + 1)])
             check_same(view.cpu(), value + 1, "a view does not see writes")
+            check_writable(view, "a view of a store that was opened for writing")
             view.fill_(9)
             assert bool((store.read([Read(("a",))])[0] == 9).all()), "writing into a view changes nothing"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -34,8 +35,14 @@ from tdstore.types import LeafSpec, Mode, Read, Write, path_text
 
 OLD: Leaves = {("a",): numbers(6, 4), ("g", "b"): numbers(5).long(), ("c",): numbers(3)}
 ROUNDS = 6
-MOMENTS = 7
-"""Moments of one `read` at which another process commits."""
+MANY: Leaves = {**OLD, **{("many", str(i)): numbers(4 + i, start=i) for i in range(9)}}
+"""So many that a `read` spends a good part of its time between two of them."""
+MOMENTS = {"replace": 5, "change": 14}
+"""Moments of one `read` at which another process commits: by a save, and by rows in place."""
+STRIDE = 7
+"""Calls of functions after which a commit that was refused is tried again."""
+TRYING = 2.0
+"""Seconds after which it is not."""
 
 
 class SharingTests(StoreSetup):
@@ -175,6 +182,24 @@ class RivalTests(SharingTests):
         for path, tensor in zip(OLD, got, strict=True):
             check_same(tensor, OLD[path], path)
 
+    def test_close_in_another_thread(self, location: Location) -> None:
+        """Check that `close` commits rows in any thread: a dropped store is closed in one of the background."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        self.saved(location, OLD)
+        store = self.opened(location, "r+")
+        store.write([Write(("a",), (), OLD[("a",)] + 1)])
+        what = "closed in another thread than the one that opened it"
+        with ThreadPoolExecutor(1) as pool:
+            try:
+                pool.submit(store.close).result()
+            except Exception as error:
+                raise failure(f"{what}: {type(error).__name__}: {error}") from error
+        with self.opened(location) as reader:
+            (got,) = reader.read([Read(("a",))])
+            if not difference(got, OLD[("a",)]):
+                raise failure(f"{what}: the rows that were written are lost, and no error was raised")
+            check_same(got, OLD[("a",)] + 1, f"{what}: leaf 'a'")
+
     def test_reader_while_replaced(self, location: Location) -> None:
         """Check that a reader keeps no writer out, and reads on: the old values, or an error."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
@@ -274,7 +299,7 @@ class RivalTests(SharingTests):
                     (got,) = store.read([Read(("c",))])
                     check_same(got, OLD[("c",)], f"{doing}: leaf 'c', which nobody changed")
         except StoreError as error:
-            check_names(error, str(location).rpartition("://")[2], doing)
+            check_names(error, location, doing)
         except AssertionError:
             raise
         except Exception as error:
@@ -373,60 +398,74 @@ class RivalTests(SharingTests):
     def test_read_is_of_one_commit(self, location: Location) -> None:
         """Check that the leaves of one `read` are of one commit, also where a process commits in its middle."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
-        child = self.child(self._with_numbers(location), **self.at_once())
+        self.saved(location, {path: filled_with(value, 0) for path, value in MANY.items()})
+        child = self.child(location, **self.at_once(0.0))
         child.ask("close")
-        last, number, requests = 0, 0, [Read(path) for path in OLD]
+        last, number, requests = 0, 0, [Read(path) for path in MANY]
         in_place = Cap.DISCARD in self.caps and not self.caps & (Cap.VIEW | Cap.CONCURRENT_WRITE)
         for command in ("replace", "change") if in_place else ("replace",):
             with self.opened(location) as reader:
                 calls = interrupted(lambda r=reader: r.read(requests))  # type: ignore[misc]
-            for moment in range(MOMENTS):
-                number, said = number + 1, list[str]()
+            for moment in range(MOMENTS[command]):
+                number += 1
+                rival = _Rival(child, command, number)
                 with self.opened(location) as reader:
-                    at = calls * (moment + 1) // (MOMENTS + 1)
+                    at = calls * (moment + 1) // (MOMENTS[command] + 1)
                     try:
                         got = list[torch.Tensor]()
-                        interrupted(
-                            lambda r=reader, g=got: g.extend(r.read(requests)),  # type: ignore[misc]
-                            at,
-                            lambda n=number, s=said, c=command: s.append(child.ask(c, n)),  # type: ignore[misc]
-                        )
+                        interrupted(lambda r=reader, g=got: g.extend(r.read(requests)), at, rival.commit)  # type: ignore[misc]
                     except StoreError as error:
                         check_names(error, reader.url, "a read in whose middle another process commits")
                         got = []
-                self._check_one_commit(got, last, number, at, calls)
-                if said and said[0]:
-                    break  # a reader keeps writers in place out
+                self._check_one_commit(got, last, number, f"after {at} or more of {calls} calls of functions")
+                if rival.refused:
+                    break  # a reader keeps writers in place out, from the beginning of a read to its end
                 last = number
 
-    def _with_numbers(self, location: Location) -> Location:
-        self.saved(location, {path: filled_with(value, 0) for path, value in OLD.items()})
-        return location
-
-    def _check_one_commit(self, got: list[torch.Tensor], before: int, after: int, at: int, calls: int) -> None:
+    def _check_one_commit(self, got: list[torch.Tensor], before: int, after: int, moment: str) -> None:
         __tracebackhide__ = True
-        found = {path: t.reshape(-1).tolist() for path, t in zip(OLD, got, strict=False)}
+        found = {path_text(path): sorted(set(t.reshape(-1).tolist())) for path, t in zip(MANY, got, strict=False)}
         for number in (before, after):
-            if all(set(values) == {number} for values in found.values()):
+            if all(values == [number] for values in found.values()):
                 return
-        of = ", ".join(f"leaf {path_text(path)} holds {sorted(set(values))}" for path, values in found.items())
+        leaves = dict.fromkeys(str(values) for values in found.values())
+        of = "; ".join(f"{text}: leaf {', '.join(p for p, v in found.items() if str(v) == text)}" for text in leaves)
         raise failure(
             f"one `read` gives leaves of two commits: the last one wrote {before}, and {after} was committed "
-            f"in the middle of the read (at call {at} of {calls}): {of}"
+            f"in the middle of the read ({moment}). What the leaves hold: {of}"
         )
 
 
-def interrupted(work: Callable[[], object], at: int = 0, action: Callable[[], object] | None = None) -> int:
-    """Run `work`, and `action` in its middle: at its `at`-th call of a function. Return the number of calls."""
+class _Rival:
+    """A process that commits when it is asked to, or is refused because of a lock."""
+
+    def __init__(self, child: Child, command: str, number: int) -> None:
+        self._child, self._command, self._number = child, command, number
+        self._until = time.monotonic() + TRYING
+        self.refused = ""
+
+    def commit(self) -> bool:
+        """Commit; False asks to be called again, as there may be a moment without the lock."""
+        self.refused = self._child.ask(self._command, self._number)
+        return not self.refused or time.monotonic() > self._until
+
+
+def interrupted(work: Callable[[], object], at: int = 0, action: Callable[[], bool] | None = None) -> int:
+    """Run `work`, and `action` in its middle, until that is True: at the `at`-th call of a function, and later ones.
+
+    Returns:
+        The number of calls.
+    """
     count = 0
 
     def look(frame: object, event: str, arg: object) -> None:
         nonlocal count
         if event in ("call", "c_call"):
             count += 1
-            if count == at and action is not None:
+            if action is not None and count >= at and (count - at) % STRIDE == 0:
                 sys.setprofile(None)
-                action()
+                if not action():
+                    sys.setprofile(look)
 
     before = sys.getprofile()
     sys.setprofile(look)

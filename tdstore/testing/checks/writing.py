@@ -9,7 +9,7 @@ from tdstore.errors import KeyNotFoundError, StoreError
 from tdstore.store import Cap
 from tdstore.testing.comparing import check_leaves, check_mentions, check_paths, check_same, raises
 from tdstore.testing.samples import INDICES, OUTSIDE, assign, pick, rows, sample
-from tdstore.testing.setup import Location, StoreSetup, fill, numbers, read_all
+from tdstore.testing.setup import Location, StoreSetup, fill, header_for, numbers, read_all
 from tdstore.types import LeafSpec, Read, Write
 
 LAST = {
@@ -43,6 +43,29 @@ class WriteTests(StoreSetup):
         store.write([Write(("a",), (), mine)])
         mine.fill_(-1)
         check_same(store.read([Read(("a",))])[0], value, "the store kept the value of a write, which changed later")
+
+    @pytest.mark.parametrize("end", ["save_header", "close"])
+    def test_write_does_not_alias_until_the_commit(self, location: Location, end: str) -> None:
+        """Check that a commit writes the value that `write` was given, whatever the caller has put there since."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        old, new = {("a",): numbers(4, 3), ("b",): numbers(6)}, {("a",): numbers(4, 3) + 50, ("b",): numbers(6) + 50}
+        self.saved(location, old)
+        mine = {path: value.clone() for path, value in new.items()}
+        with self.opened(location, "r+") as store:
+            if Cap.PARTIAL_WRITE in self.caps:
+                writes = [
+                    Write(path, (slice(at, at + 2, 1),), mine[path][at : at + 2]) for path in mine for at in (0, 2)
+                ]
+                writes.append(Write(("b",), (rows(5, 4),), mine[("b",)][4:].flip(0)))
+            else:
+                writes = [Write(path, (), value) for path, value in mine.items()]
+            store.write(writes)
+            for value in (*mine.values(), *(w.value for w in writes)):
+                value.fill_(-1)
+            if end == "save_header":
+                store.save_header(header_for(new))
+        what = f"the value of a `write` was kept until {end}(), and changed by the caller meanwhile"
+        check_leaves(read_all(self.opened(location)), new, what)
 
     def test_write_keeps_the_value(self, location: Location) -> None:
         """Check that a write does not change its value."""

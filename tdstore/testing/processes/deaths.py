@@ -15,15 +15,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from tdstore.testing.comparing import error_name
+from tdstore.testing.comparing import check_own_memory, error_name, failure
 from tdstore.testing.processes.points import point_name, watch
 
 Work = Callable[[], object]
 
 
-def in_child(work: Work) -> int:
-    """Run in a forked child: 0, 1 after an exception, or minus the signal that ended it."""
+def in_child(work: Work, *, quiet: bool = False) -> int:
+    """Run in a forked child: 0, 1 after an exception (printed unless `quiet`), or minus the signal that ended it."""
     pid = os.fork()
     if not pid:
         code = 1
@@ -32,40 +33,60 @@ def in_child(work: Work) -> int:
             work()
             code = 0
         except BaseException:
-            traceback.print_exc()
+            if not quiet:
+                traceback.print_exc()
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def check_in_child(work: Work, doing: str) -> None:
+def check_in_child(work: Callable[[Callable[[str], object]], object], doing: str, hint: str = "") -> None:
     """Run in a forked child; its failure, or the signal that ended it, is a failure here.
 
     Args:
-        work: the function to run; it checks by exceptions.
-        doing: what it does, for the message.
+        work: the function to run; it checks by exceptions. It is called with a function that takes the next step of
+            the work, for the message.
+        doing: its first step.
+        hint: what a SIGBUS or SIGSEGV there means.
 
     Raises:
         AssertionError: the work raised an exception, whose text this one has, or the child was ended by a signal.
     """
+    __tracebackhide__ = True
     with tempfile.TemporaryDirectory() as folder:
-        file = FsPath(folder) / "error"
+        file, step = FsPath(folder) / "error", FsPath(folder) / "step"
+        step.write_text(doing)
 
         def body() -> None:
             try:
-                work()
+                work(step.write_text)
             except BaseException as error:
                 name = "" if isinstance(error, AssertionError) else f"{error_name(type(error))}: "
                 file.write_text(f"{name}{error}")
                 raise
 
         status = in_child(body)
+        doing = step.read_text()
         if status < 0:
             name = signal.Signals(-status).name
-            hint = ": a write through a mapping found no room" if name == "SIGBUS" else ""
-            raise AssertionError(f"{doing}: the process was ended by {name}{hint}")
+            known = f": {hint}" if hint and name in ("SIGBUS", "SIGSEGV") else ""
+            raise failure(f"{doing}: the process was ended by {name}{known}")
         if status:
             raise AssertionError(file.read_text() if file.exists() else f"{doing}: the process ended with {status}")
+
+
+def check_writable(tensor: Tensor, what: object = "") -> None:
+    """Check that a tensor can be written, in a forked child: over read-only memory a write ends the process.
+
+    Args:
+        tensor: the tensor.
+        what: its name, for the message.
+    """
+    __tracebackhide__ = True
+    check_own_memory(tensor, what)
+    if tensor.numel() and tensor.device.type == "cpu" and hasattr(os, "fork"):
+        doing = f"writing into {what}" if what else "writing into an answer"
+        check_in_child(lambda _: tensor.zero_(), doing, "its memory is read-only")
 
 
 def killed_after(work: Work, seconds: float) -> int:

@@ -44,7 +44,10 @@ CARRIED: Leaves = {("large",): torch.zeros(64, 1 << 17, dtype=torch.uint8)}
 """More than a library buffers: a writer has put some of its change into the files before it commits."""
 REMARK = "kit: "
 """The prefix of lines that report faults."""
-ORDERLY = ("close", "with", "with-exception", "dropped", "script", "sys.exit", "exception", "forked", "spawned")
+ORDERLY = (
+    *("close", "with", "with-exception", "dropped", "dropped-in-thread"),
+    *("script", "sys.exit", "exception", "forked", "spawned"),
+)
 """Ends after which rows that were written are there."""
 KILLS = ("SIGTERM", "os._exit", "SIGKILL")
 """Ends after which the last commit is there, or an error that says so."""
@@ -266,11 +269,21 @@ def _leave_with_exception(job: Mapping[str, Any]) -> None:
 
 
 def _drop(job: Mapping[str, Any]) -> None:
+    """Drop a container over rows that were written, in this thread or in another one, and read them."""
     box = [_open({**job, "mode": "r+"})] if job["mode"] == "r+" else [_made(job)]
     for path, value in NEW.items():
         box[0].set_(path, value)
     box.append(box)  # in a cycle: the collector finds it, not the last reference
     del box, value
+    if job["event"] == "dropped":
+        _collect_and_read(job)
+    thread = threading.Thread(target=_collect_and_read, args=(job,))
+    thread.start()
+    thread.join()
+
+
+def _collect_and_read(job: Mapping[str, Any]) -> None:
+    """Collect what was dropped, look at its rows, and end the process."""
     gc.collect()
     found = _open(job, "r")  # opening waits for pending closes
     for path, value in NEW.items():
@@ -428,6 +441,7 @@ EVENTS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "with": _leave_with,
     "with-exception": _leave_with_exception,
     "dropped": _drop,
+    "dropped-in-thread": _drop,
     "script": _end_script,
     "sys.exit": _exit,
     "exception": _raise,
