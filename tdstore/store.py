@@ -302,6 +302,9 @@ class Store(ABC):
 
         Equal results mean that no other process committed between the calls. It is cheap, reads no data, and
         takes no lock, so that `refresh_` of a TensorDict can compare it before opening a store again.
+
+        Raises:
+            StoreBusyError: the storage cannot be read while another process commits.
         """
         return None
 

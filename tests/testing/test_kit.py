@@ -136,6 +136,36 @@ def test_command_line_on_an_opener(tmp_path):
     assert "::test_delete" not in done.stdout
 
 
+TWINS = """
+from tdstore.builtin.memory import open_memory
+from tdstore.hookspecs import Backend, hookimpl
+from tdstore.store import Cap
+
+def open_one(location=None, *, mode="w"):
+    return open_memory(location, mode=mode)
+
+@hookimpl
+def tdstore_backends():
+    for name in ("left", "right"):
+        caps = open_memory().caps
+        yield Backend(name=name, opener="twins:open_one", summary=f"the {name} one", caps=caps, schemes=(name,))
+"""
+
+
+@pytest.mark.parametrize("report", [[], ["--report"]])
+def test_command_line_on_two_backends_of_one_distribution(tmp_path, report):
+    (tmp_path / "twins.py").write_text(TWINS)
+    (tmp_path / "twins-1.0.dist-info").mkdir()
+    (tmp_path / "twins-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: twins\nVersion: 1.0\n")
+    (tmp_path / "twins-1.0.dist-info" / "entry_points.txt").write_text("[tdstore]\ntwins = twins\n")
+    done = kit("twins", "--no-location", "-k", "header_minimal", *report, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    headings = [line for line in done.stdout.splitlines() if line.startswith("## ")]
+    assert headings == ["## left: the left one", "## right: the right one"]
+    if report:
+        assert done.stdout.index("## left") < done.stdout.index("| promise |") < done.stdout.index("## right")
+
+
 def test_command_line_says_what_was_left_out(tmp_path):
     done = kit("h5", "--location", str(tmp_path), "-k", "view or second_process_reads or closed")
     assert done.returncode == 0, done.stdout + done.stderr
