@@ -21,6 +21,7 @@ from tdstore.header import Group, Header
 from tdstore.hookspecs import Backend
 from tdstore.registry import registry, split_scheme
 from tdstore.store import Cap, Store
+from tdstore.testing.comparing import failure
 from tdstore.testing.processes.deaths import check_in_child, in_child
 from tdstore.testing.report import CAP
 from tdstore.testing.samples import bits, same
@@ -223,6 +224,22 @@ class StoreSetup:
             work(lambda _: None)
         else:
             check_in_child(work, doing, "memory was mapped that the file no longer has; compare its size first")
+
+    def check_let_go(self, location: Location, doing: str) -> None:
+        """Check that this process has no file of a local place open. Linux only: elsewhere nobody lists them.
+
+        Args:
+            location: the place; no store of it is open.
+            doing: what was done with it, for the message.
+        """
+        __tracebackhide__ = True
+        path, descriptors = local_path(location), FsPath("/proc/self/fd")
+        if path is None or not descriptors.is_dir():
+            return
+        below = f"{path.parent.resolve()}{os.sep}"
+        found = {os.path.realpath(entry) for entry in descriptors.iterdir()}
+        if left := sorted(target.removeprefix(below) for target in found if target.startswith(below)):
+            raise failure(f"{doing} and close(): these files are still open: {', '.join(left[:6])}")
 
     def at_once(self, seconds: float = 0.2) -> dict[str, Any]:
         """Return the options under which an opening does not wait for a lock, or not longer than that."""

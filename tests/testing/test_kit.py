@@ -35,7 +35,7 @@ def outcomes(tmp_path_factory) -> dict[str, dict[str, str]]:
     # The tests left out cost seconds and catch nothing here
     # (the state machine proves itself on one store).
     chosen = "not concurrent_reads and not many_leaves and not large"
-    chosen += " and (not state_machine or IgnoredIndex) and (not create_is_lazy or EagerCreate or ReadsWhole)"
+    chosen += " and (not state_machine or IgnoredIndex) and (not create_is_lazy or EagerCreate or ReadsW)"
     file = "tests/testing/wrong_stores.py"
     tests = [f"{file}::Test{name}" for name in WHOLE]
     tests += [f"{file}::Test{name}::{test}" for name in CAUGHT_BY if name not in WHOLE for test in CAUGHT_BY[name]]

@@ -74,6 +74,7 @@ class ModeTests(StoreSetup):
                 for path, value in leaves.items():
                     check_same(got[path], value, path)
                 check_header(store.load_header(), header_for(leaves))
+            self.check_let_go(location, "all leaves read")
 
     @pytest.mark.parametrize("mode", ["r", "r+"])
     def test_must_exist(self, location: Location, mode: Mode) -> None:
@@ -94,6 +95,7 @@ class ModeTests(StoreSetup):
         with self.opened(location, "r+") as store:
             assert store.writable, "`writable` is False in mode 'r+'"
             store.write([Write(("a",), (), OLD[("a",)] + 1)])
+        self.check_let_go(location, "rows written in mode 'r+'")
         with self.opened(location) as store:
             got = store.read([Read(("a",))])[0]
             check_same(got, OLD[("a",)] + 1, "what was written in mode 'r+' is gone: close() must commit it")
