@@ -117,15 +117,15 @@ class ReadTests(StoreSetup):
         """Check that answers stay as they are when the store is closed and gone: no tensor over memory of its own."""
         leaves = {("a",): numbers(400, 30), ("b",): sample("bfloat16", (50,))}
         store = self.holding(location, leaves)
-        kept = dict(zip(leaves, store.read([Read(path) for path in leaves]), strict=True))
+        got = dict(zip(leaves, store.read([Read(path) for path in leaves]), strict=True))
         store.close()
         del store
         gc.collect()
         what = "read before the store was closed, and compared after"
         if not hasattr(os, "fork"):
-            check_leaves(kept, leaves, what)
+            check_leaves(got, leaves, what)
         else:  # memory that is gone ends the process
-            check_in_child(lambda _: check_leaves(kept, leaves, what), what, "its memory went with the store")
+            check_in_child(lambda _: check_leaves(got, leaves, what), what, "its memory went with the store")
 
     def test_read_is_writable(self, location: Location) -> None:
         """Check that answers are writable: no tensor over bytes, or over a mapping, that must not be changed."""
