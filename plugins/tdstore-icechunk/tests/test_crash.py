@@ -74,7 +74,7 @@ class TestCrash(CrashTests):
         self, disk: FsPath, place: FsPath, disk_layout: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As the kit's, in this process: there is no mapped memory that could end it."""
-        monkeypatch.setattr(kit, "check_in_child", lambda work, doing: work())
+        monkeypatch.setattr(kit, "check_in_child", lambda work, doing, hint: work(str))
         super().test_full_disk_in_place(disk, place, disk_layout)
 
 
