@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
@@ -337,7 +337,8 @@ class MoveOps(OpsBase):
         old = self.batch_size
         at = as_dim(dim, len(old))
         new = torch.Size((*old[:at], *old[at + 1 :])) if at else old[1:]
-        rows = Tensor.unbind if not at else lambda t: t.unbind(at)  # without a dimension it takes less time
+        # Called as methods, which mapped tensors have of their own; without a dimension it takes less time.
+        rows: Callable[[Tensor], Sequence[Tensor]] = (lambda t: t.unbind(at)) if at else (lambda t: t.unbind())
         return self._fan_out(rows, [new] * old[at], _without(self._dim_names(), [at]))
 
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
@@ -366,7 +367,7 @@ class MoveOps(OpsBase):
         first = torch.Size((*old[:at], *sizes[:1], *old[at + 1 :]))
         batches = [first if n == sizes[0] else torch.Size((*old[:at], n, *old[at + 1 :])) for n in sizes]
         return self._fan_out(
-            lambda t: nested.split(t, sizes, at) if t.is_nested else t.split_with_sizes(sizes, at),
+            lambda t: nested.split(t, sizes, at) if t.is_nested else t.split(sizes, at),
             batches,
             self._dim_names(),
             keep_lock=True,

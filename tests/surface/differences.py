@@ -44,7 +44,9 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "td.tensor_split([1, 2], 1)": "a stack without elements has no keys",
         "td.auto_batch_size_(1)": "the stack dimension is the second",
     },
-    "lazy 0, lazy 1, h5, zarr, window, redis, remote": {"td.densify()": "what is in memory and dense already is itself"},
+    "lazy 0, lazy 1, h5, zarr, window, redis, remote": {
+        "td.densify()": "what is in memory and dense already is itself"
+    },
     "memmap": {
         "td.device": "files are on the CPU",
         'td.to("cpu")': "it is there already",

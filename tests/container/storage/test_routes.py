@@ -24,8 +24,8 @@ FOLDERS = tuple(str(Path(module.__file__).parent) for module in (tdstore, tdstor
 ROWS = torch.tensor([3, 7, 11, 50])
 
 MOST = {
-    ("memmap", "save"): 770,
-    ("memmap", "open"): 256,
+    ("memmap", "save"): 800,
+    ("memmap", "open"): 262,
     ("h5", "write"): 140,
     ("h5", "save"): 675,
     ("h5", "open"): 233,
