@@ -106,7 +106,7 @@ def test_only_the_bytes_of_the_columns_are_fetched(tmp_path: Path, monkeypatch: 
 
 def test_row_groups_are_read_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     td = TensorDict({"x": torch.rand(4000, 250)}, [4000])
-    pq.write_table(td.to_arrow(), tmp_path / "x.parquet", 200, use_dictionary=False, compression="none")
+    pq.write_table(td.to_arrow(), tmp_path / "x.parquet", 50, use_dictionary=False, compression="none")
     before, most = pa.total_allocated_bytes(), 0
     write = streaming.into_store
 
@@ -122,6 +122,7 @@ def test_row_groups_are_read_one_at_a_time(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(streaming, "into_store", watching)
     with from_parquet(tmp_path / "x.parquet", location=tmp_path / "m") as stored:
         same(stored, td)
+    # Of 80 groups: three to six are held, and Arrow adds buffers of its own.
     assert most < td["x"].nbytes / 4
 
 
