@@ -107,3 +107,26 @@ def test_views_of_tensors_that_are_not_contiguous() -> None:
     flat = td.reshape(-1)
     assert torch.equal(flat["a"], td["a"].reshape(-1)) and flat["b"].data_ptr() == td["b"].data_ptr()
     assert TensorDict({"a": torch.zeros(2, 0, 5)}, [2, 0]).view(-1)["a"].shape == (0, 5)
+
+
+def test_update_on_the_cpu_takes_what_lies_there() -> None:
+    td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, [2], device="cpu")
+    new = TensorDict({"a": torch.ones(2), "n": {"c": torch.ones(2)}}, [2])
+    td.update(new)
+    assert td["a"] is new["a"]
+    assert td["n", "c"] is new["n", "c"]
+    assert td.device == td["n"].device == torch.device("cpu")
+    with pytest.raises((RuntimeError, NotImplementedError)):  # a meta tensor has nothing to move to the CPU
+        td.update({"a": torch.ones(2, device="meta")})
+    assert td["a"] is new["a"]
+
+
+def test_update_in_place_beside_strings() -> None:
+    td = TensorDict({"a": torch.zeros(2), "s": "text"}, [2])
+    leaf = td["a"]
+    td.update_(TensorDict({"a": torch.ones(2), "s": "text"}, [2]))
+    assert td["a"] is leaf
+    assert leaf.tolist() == [1.0, 1.0]
+    td.update_(TensorDict({"a": torch.ones(2) * 2, "s": "other"}, [2]))
+    assert td["s"] == "other"
+    assert leaf.tolist() == [2.0, 2.0]

@@ -324,7 +324,7 @@ class IndexedTree(BindingMixin):
                 if not mine._pair(match, n, shift, pairs):
                     return False
             elif type(mine) is NonTensorData and type(match) is NonTensorData:
-                if not (mine.data is match.data or (type(mine.data) is str and mine.data == match.data)):
+                if not same_value(mine, match):
                     return False  # else there is nothing to write
             else:
                 return False
@@ -378,6 +378,11 @@ def _value_at(value: Any, index: Any, batch: torch.Size, new: torch.Size) -> Any
     if isinstance(value, UnbatchedTensor) or (isinstance(value, NonTensorData) and value.batch_size == batch):
         return value.for_batch(new)
     return value[index]
+
+
+def same_value(mine: NonTensorData, other: NonTensorData) -> bool:
+    """Return whether two entries hold one object or equal strings, so that there is nothing to write."""
+    return mine.data is other.data or (type(mine.data) is str and mine.data == other.data)
 
 
 def _few_rows(index: list[Any], size: int) -> Tensor | None:

@@ -22,11 +22,11 @@ from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.methods.access import AS_SET, NO_DEFAULT, AccessMixin
 from tdstore.container.methods.apply import starts_with
-from tdstore.container.values.nontensor import NonTensor
+from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError
 from tdstore.index.shapes import as_size
 from tdstore.storekit.pages import HOLES, reserve
-from tdstore.tensordicts.resident.indexing import IndexedTree
+from tdstore.tensordicts.resident.indexing import IndexedTree, same_value
 from tdstore.tensordicts.resident.write_checks import check_copies, copy_all
 from tdstore.types import Entry, IndexType, Names, NestedKey
 
@@ -257,7 +257,8 @@ class TensorDict(IndexedTree):
         return True
 
     def _mergeable(self, source: Any, into: list[tuple[dict[str, Any], dict[str, Any]]]) -> bool:
-        if self._device is not None:
+        device = self._device
+        if device is not None and device != _CPU:
             return False
         batch, data = self._batch_size, self._data
         n = len(batch)
@@ -273,6 +274,8 @@ class TensorDict(IndexedTree):
                 except RuntimeError:  # a nested tensor
                     return False
                 if n and not (n == 1 and shape and shape[0] == rows) and shape[:n] != batch:
+                    return False
+                if device is not None and not value.is_cpu:
                     return False
             elif type(value) is TensorDict and type(data.get(key)) is TensorDict and not data[key]._state:
                 below.append((data[key], value))
@@ -349,7 +352,7 @@ class TensorDict(IndexedTree):
                     return False
                 if mine is not value:
                     pairs.append((mine, value))
-            else:
+            elif not (type(mine) is NonTensorData and type(value) is NonTensorData and same_value(mine, value)):
                 return False
         return True
 
