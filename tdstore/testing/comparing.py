@@ -8,7 +8,7 @@ import threading
 import traceback
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -92,7 +92,7 @@ def _element(tensor: Tensor, number: int) -> str:
     return str(tensor.cpu().reshape(-1)[number].item())
 
 
-def check_same(got: object, expected: Tensor, what: object = "") -> None:
+def check_same(got: object, expected: Tensor, what: object) -> None:
     """Fail with the difference of dtype, shape or bits.
 
     Args:
@@ -107,12 +107,10 @@ def check_same(got: object, expected: Tensor, what: object = "") -> None:
 
 
 def _named(what: object) -> str:
-    if isinstance(what, tuple):
-        return f"leaf {path_text(what)}: "
-    return f"{what}: " if what != "" else ""
+    return f"leaf {path_text(what)}: " if isinstance(what, tuple) else f"{what}: "
 
 
-def check_leaves(got: Mapping[Any, Any], expected: Mapping[Any, Tensor], what: str = "") -> None:
+def check_leaves(got: Mapping[Any, Any], expected: Mapping[Any, Tensor], what: str) -> None:
     """Fail with the difference of two sets of leaves: names, dtypes, shapes, bits.
 
     Args:
@@ -123,10 +121,10 @@ def check_leaves(got: Mapping[Any, Any], expected: Mapping[Any, Tensor], what: s
     __tracebackhide__ = True
     check_paths(got, expected, what)
     for path, value in expected.items():
-        check_same(got[path], value, f"{what}: leaf {path_text(path)}" if what else path)
+        check_same(got[path], value, f"{what}: leaf {path_text(path)}")
 
 
-def check_paths(got: Any, expected: Any, what: str = "") -> None:
+def check_paths(got: Any, expected: Any, what: str) -> None:
     """Fail with missing and superfluous leaves.
 
     Args:
@@ -141,7 +139,7 @@ def check_paths(got: Any, expected: Any, what: str = "") -> None:
         parts = [_count("missing", lost), _count("not expected", added)]
         parts += ["a leaf is listed twice"] * (len(listed) != len(set(listed)))
         parts += [f"{path_text(a)} and {path_text(b)} are two names ({why})" for a, b, why in _merged(lost, expected)]
-        raise failure(f"{what or 'leaves differ'}: {', '.join(part for part in parts if part)}")
+        raise failure(f"{what}: {', '.join(part for part in parts if part)}")
 
 
 def _merged(lost: list[Path], expected: Any) -> Iterator[tuple[Path, Path, str]]:
@@ -162,7 +160,7 @@ def _count(kind: str, paths: list[Path]) -> str:
     return f"{len(paths)} {'leaf is' if len(paths) == 1 else 'leaves are'} {kind}: {some}{', ...' * (len(paths) > 3)}"
 
 
-def check_out(store: Store, read: Read, expected: Tensor, what: object = "") -> None:
+def check_out(store: Store, read: Read, expected: Tensor, what: object) -> None:
     """Read into `read.out`; all of it must be filled, and returned.
 
     Args:
@@ -172,16 +170,32 @@ def check_out(store: Store, read: Read, expected: Tensor, what: object = "") -> 
         what: the name of the tensor, for the message.
     """
     __tracebackhide__ = True
-    assert read.out is not None, "the request has no `out`"
-    before = read.out.clone()
-    (got,) = store.read([read])
-    if same(read.out.contiguous(), before.contiguous()) and not same(before.contiguous(), expected):
-        raise failure(f"{_named(what)}`out` was not filled: it holds what it held before `read`")
-    check_same(read.out.contiguous(), expected, f"{_named(what)}`out` was filled wrongly")
-    check_is_out(got, read.out, what)
+    check_outs(store, [read], [expected], what)
 
 
-def check_is_out(got: Tensor, out: Tensor, what: object = "") -> None:
+def check_outs(store: Store, reads: Sequence[Read], expected: Sequence[Tensor], what: object) -> None:
+    """Read into the `out` of several requests; all must be filled, and returned.
+
+    Args:
+        store: the store.
+        reads: requests with `out`.
+        expected: the tensors that these should equal.
+        what: their name, for the message.
+    """
+    __tracebackhide__ = True
+    outs = [read.out for read in reads if read.out is not None]
+    assert len(outs) == len(reads), "a request has no `out`"
+    before = [out.clone().contiguous() for out in outs]
+    got = store.read(reads)
+    for old, out, want in zip(before, outs, expected, strict=True):
+        if same(out.contiguous(), old) and not same(old, want):
+            raise failure(f"{_named(what)}`out` was not filled: it holds what it held before `read`")
+        check_same(out.contiguous(), want, f"{_named(what)}`out` was filled wrongly")
+    for answer, out in zip(got, outs, strict=True):
+        check_is_out(answer, out, what)
+
+
+def check_is_out(got: Tensor, out: Tensor, what: object) -> None:
     """Check that the answer of `read` lies in the memory of `out`.
 
     Args:
@@ -247,34 +261,31 @@ class Caught(Generic[_Error]):
 
 
 @contextmanager
-def raises(
-    kind: type[_Error] | tuple[type[_Error], ...], *, match: str = "", doing: str = ""
-) -> Iterator[Caught[_Error]]:
+def raises(kind: type[_Error] | tuple[type[_Error], ...], *, doing: str, match: str = "") -> Iterator[Caught[_Error]]:
     """Expect an exception; another one, or none, fails with a message that names the expected one.
 
     Args:
         kind: the class that must be raised, or several.
-        match: text that must be in the message.
         doing: the action of the block, for the message.
+        match: text that must be in the message.
     """
     __tracebackhide__ = True
     caught = Caught[_Error]()
     kinds = kind if isinstance(kind, tuple) else (kind,)
     expected = " or ".join(error_name(one) for one in kinds)
-    where = f"{doing}: " if doing else ""
     try:
         yield caught
     except kinds as error:
         caught.value = error
         text = str(error)
         if match not in text:
-            raise failure(f"{where}the message of {type(error).__name__} lacks {match!r}: {text}") from error
+            raise failure(f"{doing}: the message of {type(error).__name__} lacks {match!r}: {text}") from error
         return
     except AssertionError:
         raise
     except Exception as error:
-        raise failure(f"{where}{expected} is expected, not {error_name(type(error))}: {error}") from error
-    raise failure(f"{where}{expected} is expected, and nothing was raised")
+        raise failure(f"{doing}: {expected} is expected, not {error_name(type(error))}: {error}") from error
+    raise failure(f"{doing}: {expected} is expected, and nothing was raised")
 
 
 def in_time(action: Callable[[], object], doing: str, seconds: float) -> None:
@@ -469,5 +480,4 @@ def check_names(error: BaseException, place: object, doing: str = "") -> None:
     """
     __tracebackhide__ = True
     if str(place).rpartition("://")[2] not in str(error):
-        where = f"{doing}: " if doing else ""
-        raise failure(f"{where}the message of {type(error).__name__} does not name {place}: {error}")
+        raise failure(f"{doing}: the message of {type(error).__name__} does not name {place}: {error}")

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path as FsPath
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreError, StoreIOError
+from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreError
 from tdstore.header import Header
 from tdstore.store import Cap, Store
 from tdstore.testing.comparing import check_equal, check_header, check_leaves, check_unchanged, failure, raises
+from tdstore.testing.full_disks import NEW, OLD, FullDiskTests
 from tdstore.testing.processes.deaths import (
     Work,
-    check_in_child,
     deaths,
     die,
     die_at,
@@ -34,6 +31,7 @@ from tdstore.testing.processes.syncs import find_syncs, with_failing_sync
 from tdstore.testing.processes.syscalls import (
     is_traceable,
     kill_points,
+    kind,
     named_call,
     needs_strace,
     traced,
@@ -42,7 +40,6 @@ from tdstore.testing.processes.syscalls import (
 from tdstore.testing.setup import (
     Leaves,
     Location,
-    StoreSetup,
     fill,
     header_for,
     load,
@@ -51,21 +48,15 @@ from tdstore.testing.setup import (
     same_leaves,
 )
 from tdstore.testing.setup import save as save_leaves
-from tdstore.types import LeafSpec, Read, Write
+from tdstore.types import Read, Write
 
 __all__ = ["NEW", "OLD", "CrashTests", "deaths", "die", "die_at", "in_child", "killed_after", "small_disk"]
 
-OLD: Leaves = {
-    ("a",): torch.arange(4000.0).view(100, 40),
-    ("n", "b"): torch.arange(100),
-    ("c",): torch.zeros(100, dtype=torch.bool),
-}
-NEW: Leaves = {path: ~value if value.dtype == torch.bool else value + 1 for path, value in OLD.items()}
 WORKS = ("save", "rows", "structure")
 
 
 # -- conditions --------------------------------------------------------------------------
-class CrashTests(StoreSetup):
+class CrashTests(FullDiskTests):
     """Tests that a writer that is killed leaves the old store, the new one, or an error that says so.
 
     The leaves and the header are compared, which detects a commit of two steps. A kill leaves data that was passed to
@@ -107,10 +98,6 @@ class CrashTests(StoreSetup):
     """Works that may leave "corrupt" when they are killed between `points`, inside of a library."""
     layouts: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
     """Options of the opener to save with, by name."""
-    full_disk_layouts: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
-    """The same, for a full disk."""
-    reading: ClassVar[Mapping[str, Any]] = {}
-    """Options of the opener to look with after a death: `{"verify": "full"}`."""
     steps: ClassVar[Mapping[str, int]] = {}
     """Kill a work only at every so-many-th change."""
     least: ClassVar[int] = 4
@@ -126,20 +113,12 @@ class CrashTests(StoreSetup):
     """Bits flipped in each file."""
     noticed: ClassVar[float] = 0.4
     """Share of the flips that must raise an error; a file of pages has space that is never read."""
-    disk_mib: ClassVar[int] = 2
-    """Size of the disk that is filled."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Generate one case for each layout of the class."""
         for name, table in (("layout", self.layouts), ("disk_layout", self.full_disk_layouts)):
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, list(table))
-
-    @pytest.fixture
-    def disk(self, tmp_path: FsPath) -> Iterator[FsPath]:
-        """Mount a small disk."""
-        with small_disk(tmp_path / "disk", self.disk_mib) as folder:
-            yield folder
 
     _headers: tuple[Header, Header] | None = None
     """The header before a work, and after it."""
@@ -160,11 +139,14 @@ class CrashTests(StoreSetup):
 
         return put_back
 
-    def strays(self, location: Location) -> list[str]:
-        """List files beside the store that should not exist. The default lists the folder of a local one."""
+    def files(self, location: Location) -> list[str]:
+        """List the files inside of the store. The default lists a local folder; a store in one file has none.
+
+        A save after a death must leave as many as it does without. Return `[]` for a store that keeps what it had.
+        """
         path = local_path(location)
-        assert path is not None, f"{location} is not local: override strays()"
-        return sorted(entry.name for entry in path.parent.iterdir() if entry != path)
+        assert path is not None, f"{location} is not local: override files()"
+        return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
 
     def is_marked(self, location: Location) -> bool:
         """Check whether the storage has the dirty marker of a writer. Override for stores that have one."""
@@ -283,7 +265,10 @@ class CrashTests(StoreSetup):
         options = self.layouts[layout]
         put_back, new, _ = self.prepared(work, location, options)
         seen: dict[str, int] = {}
-        littered = 0
+        left: set[tuple[str, ...]] = set()
+        put_back()
+        save_leaves(self.made, location, {})
+        clean = self.files(location)
         put_back()
         found = self.found_points(lambda: self.work(work, location, options))
         for died in deaths(
@@ -296,13 +281,25 @@ class CrashTests(StoreSetup):
             result = self.outcome(location, new)
             seen[result] = seen.get(result, 0) + 1
             assert died or result == "new", f"the work {work!r} came to its end, and a reader finds {result!r}"
-            if self.strays(location) and littered % 8 == 0:
+            state = tuple(map(kind, (*self.strays(location), "/", *self.files(location))))
+            if died and state not in left and _is_power_of_two(len(left) + 1):
                 save_leaves(self.made, location, {})
-                check_equal(self.strays(location), [], "what a dead writer left stays when the next one has saved")
-            littered += bool(died)
+                self._check_tidied(location, clean)
+            left.add(state)
         promised = self.outcomes.get(work, {"old", "new"})
         assert seen.get("old", 0) > 1, f"hardly a kill left the old store: {seen}"
         assert set(seen) == promised, f"after kills {seen} were found, and `outcomes` says {sorted(promised)}"
+
+    def _check_tidied(self, location: Location, clean: list[str]) -> None:
+        """Check that a save after a death left no file but those that it leaves without a death."""
+        what = "what a dead writer left stays when the next one has saved"
+        check_equal(self.strays(location), [], f"{what}, beside the store")
+        files, known = self.files(location), set(map(kind, clean))
+        if len(files) > len(clean):
+            others = [name for name in files if kind(name) not in known] or files
+            raise failure(
+                f"{what}, inside of it: {len(files)} files instead of {len(clean)}, such as {', '.join(others[:4])}"
+            )
 
     @pytest.mark.parametrize("work", WORKS)
     def test_kill_at_random_moments(self, location: Location, work: str) -> None:
@@ -469,110 +466,9 @@ class CrashTests(StoreSetup):
             f"says noticed = {self.noticed:.0%}; the others changed nothing that was read"
         )
 
-    # -- full disks ----------------------------------------------------------------------
-    def test_full_disk(self, disk: FsPath, location: Location, disk_layout: str) -> None:
-        """Check that a save that does not fit is an error that leaves the old store whole, and no remains."""
-        path = local_path(location)
-        assert path is not None, f"{location} is not local: override test_full_disk"
-        place = disk / path.name
-        save_leaves(self.made, place, OLD)
-        store = self.made(place, "w", **self.full_disk_layouts[disk_layout])
-        with raises(StoreIOError, doing="a save that does not fit") as caught:
-            _fill_up(store)
-        check_equal(caught.value.errno, errno.ENOSPC, "errno of the error on a full disk")
-        store.close()
-        del store
-        check_equal(self.strays(place), [], "files beside the store after a save that did not fit")
-        check_leaves(load(self.made, place, **self.reading), OLD, "after a save that did not fit")
-        save_leaves(self.made, place, NEW)
-        check_leaves(load(self.made, place, **self.reading), NEW, "after a save that fits")
 
-    def test_full_disk_in_place(self, disk: FsPath, location: Location, disk_layout: str) -> None:
-        """Check that rows and growth which find no room are errors that leave no half, also of live tensors (VIEW)."""
-        path = local_path(location)
-        assert path is not None, f"{location} is not local: override test_full_disk_in_place"
-        place, big = disk / path.name, torch.randint(0, 255, (600, 1000), dtype=torch.uint8)
-        layout = self.full_disk_layouts[disk_layout]
-        before = {**OLD, ("big",): torch.zeros_like(big)}
-        values = {("a",): NEW[("a",)], ("big",): big, ("n", "b"): NEW["n", "b"]}
-        with self.made(place, "w", **layout) as store:
-            fill(store, OLD)
-            store.create({("big",): LeafSpec(big.shape, big.dtype)})
-            store.save_header(header_for(before))
-
-        def work(_: object) -> None:
-            store = self.made(place, "r+", **layout)
-            now = {**before, ("c",): NEW[("c",)]}
-            store.write([Write(("c",), (), now[("c",)])])
-            filler = _use_up(disk)
-            try:
-                store.write([Write(path, (), value) for path, value in values.items()])
-                now |= values
-            except StoreError as error:
-                _check_either(read_all(store), before, now, f"a write of three leaves on a full disk ({error})")
-            self._grow_without_room(store, before, now)
-            with suppress(StoreError):
-                store.close()
-            filler.unlink()
-            after = load(self.made, place, **self.reading)
-            _check_either(after, before, now, "opened again after changes that found no room")
-            with self.made(place, "r+") as store:
-                store.write([Write(path, (), value) for path, value in values.items()])
-                store.save_header(header_for(before))
-            check_leaves(load(self.made, place, **self.reading), {**after, **values}, "written when there was room")
-
-        check_in_child(work, "rows and growth on a full disk", "a write through a mapping found no room")
-
-    def _grow_without_room(self, store: Store, before: Leaves, now: Leaves) -> None:
-        """Check that growth on a full disk is an error, and that `discard` brings the leaves back."""
-        for name, change in GROWTH.items():
-            if name == "resize" and Cap.RESIZE not in self.caps:
-                continue
-            with raises(StoreIOError, doing=f"{name} on a full disk") as caught:
-                change(store)
-                store.save_header(header_for(before))
-            check_equal(caught.value.errno, errno.ENOSPC, f"errno of the error of {name} on a full disk")
-            if Cap.DISCARD not in self.caps:
-                return
-            try:
-                store.discard()
-            except StoreError as error:
-                raise failure(f"discard() after {name} on a full disk, which needs room: {error}") from error
-            _check_either(read_all(store), before, now, f"after {name} on a full disk, and discard()")
-
-
-def _check_either(got: Leaves, before: Leaves, now: Leaves, what: str) -> None:
-    """Check that leaves are those of the last commit, or those that the store had before it was refused."""
-    if not same_leaves(got, before):
-        check_leaves(got, now, what)
-
-
-def _grow(store: Store) -> None:
-    store.resize({("a",): 100_000})
-    store.write([Write(("a",), (), torch.ones(100_000, 40))])
-
-
-def _create(store: Store) -> None:
-    fill(store, {("new",): torch.randint(0, 255, (4000, 1000), dtype=torch.uint8)})
-
-
-def _replace(store: Store) -> None:
-    fill(store, {("a",): torch.randint(0, 255, (4000, 1000), dtype=torch.uint8), ("c",): torch.zeros(3)})
-
-
-GROWTH: Mapping[str, Callable[[Store], object]] = {"resize": _grow, "create": _create, "replace": _replace}
-"""Changes of structure that take more room than a small disk has."""
-
-
-def _use_up(disk: FsPath) -> FsPath:
-    """Leave no room on a disk but 16 KiB, and return the file that has it."""
-    filler = disk / "filler"
-    with open(filler, "wb", buffering=0) as file, suppress(OSError):
-        while file.write(bytes(1 << 14)):
-            pass
-    with open(filler, "rb+") as file:
-        file.truncate(max(0, filler.stat().st_size - (1 << 14)))
-    return filler
+def _is_power_of_two(number: int) -> bool:
+    return not number & (number - 1)
 
 
 def _differences(found: Leaves, expected: Leaves, name: str) -> str:
@@ -581,14 +477,3 @@ def _differences(found: Leaves, expected: Leaves, name: str) -> str:
     except AssertionError as error:
         return str(error).partition("\nThe test: ")[0]
     return ""
-
-
-def _fill_up(store: Store) -> None:
-    """Save 40 MB that cannot be compressed."""
-    big = torch.randint(0, 255, (4 << 20,), dtype=torch.uint8)
-    for i in range(100):
-        # Rows of 1,000 bytes: a store that keeps each row by itself would need a minute for rows of one byte.
-        store.create({(f"x{i}",): LeafSpec((400, 1000), "uint8")})
-        store.write([Write((f"x{i}",), (), big[i * 1000 : i * 1000 + 400_000].view(400, 1000))])
-        store.flush()
-    store.save_header(header_for({}))

@@ -9,9 +9,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
-from tdstore.builtin.memmap.opening import map_fd
+from tdstore.builtin.mapping import map_fd
 from tdstore.builtin.memmap.store import MemmapStore, open_memmap
 from tdstore.builtin.memmap.writing import LeafWriter
 from tdstore.dtypes import to_numpy
@@ -25,7 +26,7 @@ from tdstore.testing.processes import syncs
 from tdstore.testing.processes.points import find_points, point_name
 from tdstore.testing.processes.syscalls import needs_strace, traced, unsynced
 from tdstore.testing.setup import save as save_leaves
-from tests.testing import wrong_files, wrong_modes
+from tests.testing import wrong_bytestore, wrong_files, wrong_modes
 
 IN_MEMORY = True
 
@@ -87,6 +88,42 @@ def test_half_an_update(tmp_path: Path) -> None:
 def test_what_the_dead_leave(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="what a dead writer left stays"):
         wrong(open_littering).test_kill_at_every_call(tmp_path / "d", "save", "default")
+
+
+class Objects(CrashTests):
+    """A folder of objects, which a save changes and does not replace."""
+
+    caps = wrong_bytestore.ByteStore.caps
+    steps = {"rows": 3, "save": 3}
+    open = staticmethod(wrong_bytestore.open_bytes)
+
+
+class LeavesObjects(wrong_bytestore.ByteStore):
+    """Removes what it put itself, and nothing of those that died."""
+
+    def _tidy(self) -> None:
+        gone = self._mine - {blob.key for blob in self._blobs.values()}
+        gone |= {blob.key for blob in self._saved.values() if blob not in self._blobs.values()} - {None}
+        for key in gone:
+            self._fs.rm_file(f"{self._root}/{key}")
+
+
+def open_leaving(location: str, *, mode: Any = "r") -> Store:
+    fs, root = fsspec.core.url_to_fs(location)
+    there = fs.exists(f"{root}/MANIFEST")
+    store = LeavesObjects(location, fs, root, writable=mode != "r", load=there)
+    store._blobs = {} if mode == "w" else store._blobs
+    return store
+
+
+def test_what_the_dead_leave_inside(tmp_path: Path) -> None:
+    Objects().test_kill_at_every_call(tmp_path / "right" / "d", "save", "default")
+    with pytest.raises(
+        AssertionError, match=r"stays when the next one has saved, inside of it: \d+ files instead of 1"
+    ):
+        type("Wrong", (Objects,), {"open": staticmethod(open_leaving)})().test_kill_at_every_call(
+            tmp_path / "wrong" / "d", "save", "default"
+        )
 
 
 class Files(CrashTests):

@@ -82,6 +82,20 @@ class CutRowsReturn(MemoryStore):
             new[len(value) : len(whole)] = whole[len(value) : len(new)]
 
 
+class LengthsReturn(MemoryStore):
+    """Keeps the longest value of a leaf, and shows it when the leaf has that length again."""
+
+    def resize(self, lengths):
+        self._longest = getattr(self, "_longest", {})
+        for path in lengths:
+            value = self.view(path)
+            self._longest[path] = max(value.clone(), self._longest.get(path, value), key=len)
+        super().resize(lengths)
+        for path, length in lengths.items():
+            if len(self._longest[path]) == length:
+                self._leaves[path].copy_(self._longest[path])
+
+
 class OneNaN(MemoryStore):
     """Makes each NaN the same NaN."""
 
@@ -205,6 +219,6 @@ class ListedGroups(MemoryStore):
 
 ANSWERS: tuple[type[Store], ...] = (
     ByteForBool, LyingSpecs, SharedAnswers, OutNotReturned, NumpyAnswers, GeneratorAnswers, TupleAnswers,
-    CutRowsReturn, OneNaN, SortedKeys, LostValues, PlainKeyError, WritableLies, ReadsWhole, EagerCreate, ThreadBound,
-    ForeignWhenClosed, OptionEater, ForgottenLength, ListedGroups,
+    CutRowsReturn, LengthsReturn, OneNaN, SortedKeys, LostValues, PlainKeyError, WritableLies, ReadsWhole, EagerCreate,
+    ThreadBound, ForeignWhenClosed, OptionEater, ForgottenLength, ListedGroups,
 )  # fmt: skip

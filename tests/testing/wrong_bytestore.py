@@ -34,6 +34,7 @@ from tdstore.errors import (
 from tdstore.header import Header, header_from_builtins, header_to_builtins
 from tdstore.index.rows import check_indices
 from tdstore.store import Cap, Store, check_writes
+from tdstore.storekit import refusals
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
 from tdstore.values import decode_value, encode_value
 
@@ -80,6 +81,7 @@ class ByteStore(Store):
         self._header = Header()
         self._mine: set[str] = set()  # objects put since the last commit
         self._closed, self._committed, self._written = False, load, False
+        self._id = ""  # of the commit that this store knows
         self.requests = 0
         if load:
             self._load()
@@ -187,11 +189,13 @@ class ByteStore(Store):
     def close(self) -> None:
         if self._closed:
             return
-        if self._written and self._committed:
-            self._blobs = self._kept
-            self._commit()
-        self._remove_mine()
-        self._closed = True
+        try:
+            if self._written and self._committed:
+                self._blobs = self._kept
+                self._commit()
+        finally:
+            self._remove_mine()
+            self._closed = True
 
     # -- inside --------------------------------------------------------------------------
     def _check(self, *, write: bool = False) -> None:
@@ -209,6 +213,7 @@ class ByteStore(Store):
 
     def _put(self, blob: Blob, data: bytes) -> Blob:
         key = f"{uuid.uuid4().hex}.bin"
+        self._fs.makedirs(self._root, exist_ok=True)
         self._fs.pipe_file(f"{self._root}/{key}", data)
         self._mine.add(key)
         return replace(blob, key=key, crc=google_crc32c.value(data))
@@ -218,24 +223,38 @@ class ByteStore(Store):
             [list(p), list(b.spec.shape), dtype_name(b.spec.dtype), encode_value(b.spec.fill_value), b.key, b.crc]
             for p, b in self._blobs.items()
         ]
-        document = {"header": header_to_builtins(self._header), "leaves": leaves}
-        self._fs.pipe_file(f"{self._root}/MANIFEST", json.dumps(document).encode())
+        if self._id and self._manifest()["id"] != self._id:
+            raise refusals.overtaken(self.url)
+        self._id = uuid.uuid4().hex
+        document = {"id": self._id, "header": header_to_builtins(self._header), "leaves": leaves}
+        self._fs.makedirs(self._root, exist_ok=True)
+        self._fs.pipe_file(f"{self._root}/MANIFEST.new", json.dumps(document).encode())
+        self._fs.mv(f"{self._root}/MANIFEST.new", f"{self._root}/MANIFEST")
+        self._tidy()
+        self._mine.clear()
+        self._saved, self._kept, self._saved_header = dict(self._blobs), dict(self._blobs), self._header
+        self._committed, self._written = True, False
+
+    def _tidy(self) -> None:
+        """Remove objects that no leaf has, whoever put them."""
         used = {b.key for b in self._blobs.values()}
         for name in self._fs.ls(self._root, detail=False):
             key = name.rpartition("/")[2]
             if key != "MANIFEST" and key not in used:
                 self._fs.rm_file(name)
-        self._mine.clear()
-        self._saved, self._kept, self._saved_header = dict(self._blobs), dict(self._blobs), self._header
-        self._committed, self._written = True, False
 
     def _remove_mine(self) -> None:
         for key in self._mine:
             self._fs.rm_file(f"{self._root}/{key}")
         self._mine.clear()
 
+    def _manifest(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self._fs.cat_file(f"{self._root}/MANIFEST"))
+        return document
+
     def _load(self) -> None:
-        document = json.loads(self._fs.cat_file(f"{self._root}/MANIFEST"))
+        document = self._manifest()
+        self._id = document["id"]
         self._header = header_from_builtins(document["header"], url=self.url)
         for path, shape, dtype, fill, key, crc in document["leaves"]:
             spec = LeafSpec(shape, dtype, fill_value=decode_value(fill))
@@ -250,7 +269,10 @@ class ByteStore(Store):
         names = [f"{self._root}/{key}" for key, _, _ in requests]
         starts, stops = [a for _, a, _ in requests], [b for _, _, b in requests]
         self.requests += len(requests)
-        found = dict(zip(requests, self._fs.cat_ranges(names, starts, stops, on_error="raise"))) if requests else {}
+        try:
+            found = dict(zip(requests, self._fs.cat_ranges(names, starts, stops, on_error="raise"))) if requests else {}
+        except FileNotFoundError:
+            raise refusals.replaced(self.url) from None
         results = []
         for key, plan in wanted:
             merged = merge(plan, GAP)

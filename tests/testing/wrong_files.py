@@ -482,6 +482,28 @@ class KeepsFilesOpen(SqliteStore):
 HELD: list[Any] = []
 
 
+class CutRowsStay(SqliteStore):
+    """Cuts rows off the catalogue, and not off the file: a leaf that grows over them again has them."""
+
+    def resize(self, lengths):
+        super().resize(lengths)
+        for path in lengths:
+            stored = ON_DISK.get((self.url, path))
+            spec, value = self._leaves[path]
+            if stored is not None and path in self._saved and len(self._saved[path][1]) < len(value):
+                start, stop = len(self._saved[path][1]), min(len(stored), len(value))
+                value[start:stop] = stored[start:stop]
+
+    def _put_leaves(self, connection, leaves):
+        super()._put_leaves(connection, leaves)
+        for path, (_, value) in leaves.items():
+            if value.ndim:
+                ON_DISK[self.url, path] = max(value, ON_DISK.get((self.url, path), value), key=len)
+
+
+ON_DISK: dict[tuple[str, Path], Tensor] = {}
+
+
 class ReadsWrittenWhole(SqliteStore):
     """Copies a leaf for each read of some of its rows, if it was ever written."""
 
@@ -502,7 +524,7 @@ class DeclaredCaps(SqliteStore):
 WRONG: tuple[type[SqliteStore], ...] = (
     LostUnclosed, CommitsInFork, InheritedConnection, SharedPosition, WaitingDel, CommitsStructure, BlindDiscard,
     ReadOnlyMemory, ReadOnlyMap, ReplacesForeign, DeclaredCaps, AnswersGoWithIt, MapsWithoutLooking, MergesCases,
-    NoHeaderYet, KeepsFilesOpen, ReadsWrittenWhole,
+    NoHeaderYet, KeepsFilesOpen, ReadsWrittenWhole, CutRowsStay,
 )  # fmt: skip
 
 

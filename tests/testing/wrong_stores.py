@@ -1,17 +1,15 @@
-"""Stores that each break one promise. `test_kit.py` runs the kit on them, and wants each caught."""
+"""Stores in memory and of objects that each break one promise. `test_wrong_stores.py` wants each caught."""
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import fsspec
-import pytest
 import torch
-from hypothesis import Phase, settings
 
 from tdstore.builtin.memory import MemoryStore
 from tdstore.errors import KeyNotFoundError, StoreNotFoundError
@@ -19,9 +17,8 @@ from tdstore.header import Header
 from tdstore.index.selection import gather
 from tdstore.store import Cap, Store
 from tdstore.storekit.checked import full
-from tdstore.testing import StoreTests
 from tdstore.types import Read, Write
-from tests.testing import wrong_answers, wrong_files, wrong_modes
+from tests.testing import wrong_answers
 from tests.testing.wrong_bytestore import ByteStore
 
 _count = itertools.count()
@@ -44,26 +41,7 @@ def opener(cls: type[Store]) -> Callable[..., Store]:
     function = open_bytes if issubclass(cls, ByteStore) else open_memory
     function.__qualname__ = f"open_{cls.__name__}"
     setattr(sys.modules[__name__], function.__qualname__, function)
-    return staticmethod(function)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def found_is_enough() -> Iterator[None]:
-    """That an example is found is asked here; to shrink it takes Hypothesis most of the time."""
-    settings.register_profile("found is enough", phases=[Phase.generate])
-    settings.load_profile("found is enough")
-    yield
-    settings.load_profile("default")
-
-
-class Memory(StoreTests):
-    __test__ = False
-    caps = MemoryStore.caps
-    max_examples = 3
-
-    @pytest.fixture
-    def location(self):
-        return None
+    return function
 
 
 class LyingFlag(MemoryStore):
@@ -295,31 +273,6 @@ class NaiveRename(MemoryStore):
             del self._leaves[old]
 
 
-class Bytes(StoreTests):
-    __test__ = False
-    caps = ByteStore.caps
-    max_examples = 3
-    one_process = "memory:// is the memory of one process"
-
-    @pytest.fixture
-    def location(self):
-        return f"memory://wrong-{next(_count)}/store"
-
-    def fingerprint(self, location):
-        fs, root = fsspec.core.url_to_fs(location)
-        return {name: fs.cat_file(name) for name in fs.find(root)}
-
-    def corrupt(self, location):
-        fs, root = fsspec.core.url_to_fs(location)
-        name = max((n for n in fs.find(root) if n.endswith(".bin")), key=fs.size)
-        fs.pipe_file(name, b"?" + fs.cat_file(name)[1:])
-
-    def truncate(self, location):
-        fs, root = fsspec.core.url_to_fs(location)
-        name = max((n for n in fs.find(root) if n.endswith(".bin")), key=fs.size)
-        fs.pipe_file(name, fs.cat_file(name)[:-9])
-
-
 class WrongBytes(ByteStore):
     @classmethod
     def at(cls, url, fs, root, mode):
@@ -431,31 +384,16 @@ class LostDelete(WrongBytes):
 
 
 class TwiceIsNotFine(WrongBytes):
+    closed = 0
+
     def close(self):
-        if self._closed:
+        self.closed += 1
+        if self.closed == 2:  # so that a test can be taken down
             raise RuntimeError("already closed")
         super().close()
 
 
-class Files(StoreTests):
-    """Stores in a file, so that other processes find them."""
-
-    __test__ = False
-    caps = wrong_files.SqliteStore.caps
-    max_examples = 3
-
-
-class DeviatingStore(MemoryStore):
-    resize = Store.resize
-
-
-def _tests(base: type[StoreTests], *classes: type[Store]) -> None:
-    for cls in classes:
-        body = {"open": opener(cls), "__module__": __name__, "__test__": True}
-        globals()[f"Test{cls.__name__}"] = type(f"Test{cls.__name__}", (base,), body)
-
-
-_MEMORY = (
+MEMORY: tuple[type[Store], ...] = (
     LyingFlag, HiddenFlag, WrongDtype, WrongShape, LostFlag,
     AliasingRead, AliasingWrite, CopiedView, DroppedDuplicates, WrongOrder,
     IgnoredIndex, IgnoredStep, ClippedIndex, SortedRows, IgnoredOut, SilentMissing, NamelessMissing, FlippedBfloat16,
@@ -463,53 +401,17 @@ _MEMORY = (
     FirstWins, OneByOne, PartialDelete, ForgottenFill, ResizeToZero, KeptOnCreate, JoinedKeys, AnyOption, MergedHeader,
     LostHeader, OpenAfterClose, NaiveRename,
 )  # fmt: skip
-_BYTES = (
+BYTES: tuple[type[Store], ...] = (
     ForeignError, WritesInReadOnly, CommitsOnRead, PublishesEarly, EmptiesAtOpen, LeavesTraces, AppendTruncates,
     BlindVerify, ZerosForMissingBytes, LostDelete, TwiceIsNotFine,
 )  # fmt: skip
-_tests(Memory, *_MEMORY, *wrong_answers.ANSWERS)
-_tests(Bytes, *_BYTES)
-for _cls in (wrong_files.SqliteStore, *wrong_files.WRONG):
-    _name = _cls.__name__
-    _body = {"backend": wrong_files.BACKENDS[_name], "open": staticmethod(wrong_files.OPENERS[_name])}
-    globals()[f"Test{_name}"] = type(f"Test{_name}", (Files,), {**_body, "__module__": __name__, "__test__": True})
-for _cls in wrong_modes.MODES:
-    _body = {"open": staticmethod(wrong_modes.OPENERS[_cls.__name__]), "__module__": __name__, "__test__": True}
-    globals()[f"Test{_cls.__name__}"] = type(f"Test{_cls.__name__}", (Files,), _body)
+
+
+OPENERS = {cls.__name__: opener(cls) for cls in (*MEMORY, *wrong_answers.ANSWERS, *BYTES)}
 
 
 def open_OptionEater(location: str | None = None, *, mode: str = "w", **ignored: Any) -> Store:  # noqa: N802
     return wrong_answers.OptionEater()
 
 
-TestOptionEater.open = staticmethod(open_OptionEater)  # type: ignore[name-defined]  # noqa: F821
-TestWaitsForEver.waiting = 2  # type: ignore[name-defined]  # noqa: F821
-TestWaitingDel.patience = 3  # type: ignore[name-defined]  # noqa: F821
-TestHiddenFlag.caps = HiddenFlag.caps  # type: ignore[name-defined]  # noqa: F821  # its author hides it here too
-TestIgnoredIndex.max_examples = 30  # type: ignore[name-defined]  # noqa: F821
-
-
-class TestDeclared(Memory):
-    """A deviation that is real: strict xfails, and the rest passes."""
-
-    __test__ = True
-    open = opener(DeviatingStore)
-    deviations = {
-        "test_resize_tells_the_truth": "no resize yet",
-        "test_resize_missing": "no resize yet",
-        "test_resize_is_seen_at_once": "no resize yet",
-        "test_closed": "no resize yet",
-        **{f"test_discard[{change}]": "no resize yet" for change in ("longer", "shorter", "everything")},
-    }
-
-
-class TestStale(Memory):
-    """A deviation that was repaired, one case of a test, and one that names no test."""
-
-    __test__ = True
-    open = opener(type("Fine", (MemoryStore,), {}))
-    deviations = {
-        "test_delete": "was broken",
-        "test_round_trip_dtype[bfloat16]": "was broken",
-        "test_delet_all_or_nothing": "mistyped",
-    }
+OPENERS["OptionEater"] = open_OptionEater

@@ -56,7 +56,7 @@ class CatalogueTests(StoreSetup):
         leaves = {("a",): numbers(2), ("g", "b"): numbers(3, 4), ("g", "h", "c"): numbers(1).long()}
         store = self.holding(location, leaves)
         listed = list(store.paths())
-        check_paths(listed, leaves)
+        check_paths(listed, leaves, "paths()")
         kinds = sorted({type(path).__name__ for path in listed})
         check_equal(kinds, ["tuple"], "types of the paths that paths() lists")
         asked = [("g", "h", "c"), ("a",), ("g", "b"), ("a",)]
@@ -77,7 +77,7 @@ class CatalogueTests(StoreSetup):
         )
         for path, tensor in read_all(store).items():
             spec = store.specs([path])[0]
-            check_same(tensor, torch.zeros(spec.shape, dtype=spec.dtype))
+            check_same(tensor, torch.zeros(spec.shape, dtype=spec.dtype), "a new leaf")
 
     @pytest.mark.parametrize(("dtype", "fill"), FILLS, ids=str)
     def test_fill_value(self, location: Location, dtype: str, fill: Any) -> None:
@@ -106,7 +106,7 @@ class CatalogueTests(StoreSetup):
             store.create({("a",): leaf, ("exact",): LeafSpec((2,), "int64", fill_value=EXACT)})
             store.save_header(header_for({("a",): numbers(1), ("exact",): numbers(1)}))
         store = self.opened(location)
-        check_same(store.read([Read(("a",))])[0], torch.full((4, 2), 2.5))
+        check_same(store.read([Read(("a",))])[0], torch.full((4, 2), 2.5), "a leaf of fill value 2.5, opened again")
         check_same(store.read([Read(("exact",))])[0], torch.full((2,), EXACT), "a fill value that no float is")
 
     def test_create_is_lazy(self, location: Location) -> None:
@@ -152,8 +152,8 @@ class CatalogueTests(StoreSetup):
         store.create({("a",): LeafSpec((2, 5), "int16")})
         check_spec(store.specs([("a",)])[0], LeafSpec((2, 5), "int16"), ("a",))
         a, b = store.read([Read(("a",)), Read(("b",))])
-        check_same(a, torch.zeros(2, 5, dtype=torch.int16))
-        check_same(b, numbers(2))
+        check_same(a, torch.zeros(2, 5, dtype=torch.int16), "a leaf that was created again")
+        check_same(b, numbers(2), "a leaf beside one that was created again")
         store.create({("b",): LeafSpec((2,), "float32")})
         check_same(store.read([Read(("b",))])[0], torch.zeros(2), "a leaf of the same spec kept its old values")
 
@@ -172,8 +172,8 @@ class CatalogueTests(StoreSetup):
         store = self.holding(location, leaves)
         store.delete([("a",), ("g", "b")])
         check_paths(store.paths(), [("g", "c")], "after delete")
-        check_same(store.read([Read(("g", "c"))])[0], numbers(4))
-        with raises(KeyNotFoundError):
+        check_same(store.read([Read(("g", "c"))])[0], numbers(4), "a leaf beside deleted ones")
+        with raises(KeyNotFoundError, doing="reading a deleted leaf"):
             store.read([Read(("a",))])
         store.create({("a",): LeafSpec((3,), "int8")})
         check_same(store.read([Read(("a",))])[0], torch.zeros(3, dtype=torch.int8), "a leaf of a deleted name")
@@ -183,10 +183,10 @@ class CatalogueTests(StoreSetup):
         self.needs(Cap.WRITE)
         store = self.holding(location, {("a",): numbers(2), ("b",): numbers(3)})
         for asked in ([("a",), ("absent-leaf",), ("b",)], [("a",), ("b",), ("absent-leaf",)]):
-            with raises(KeyNotFoundError, match="absent-leaf"):
+            with raises(KeyNotFoundError, match="absent-leaf", doing="delete of a leaf that is not there"):
                 store.delete(asked)
             check_paths(store.paths(), [("a",), ("b",)], f"after a refused delete of {asked}")
-            check_same(store.read([Read(("a",))])[0], numbers(2))
+            check_same(store.read([Read(("a",))])[0], numbers(2), "after a refused delete")
 
     def test_delete_survives(self, location: Location) -> None:
         """Check that a deleted leaf is still gone after a reopening."""
@@ -206,9 +206,9 @@ class CatalogueTests(StoreSetup):
         store.rename({("a",): ("new", "deep", "a"), ("g", "b"): ("b",)})
         got = read_all(store)
         check_paths(got, [("b",), ("c",), ("new", "deep", "a")], "after rename")
-        check_same(got["new", "deep", "a"], leaves[("a",)])
-        check_same(got[("b",)], leaves["g", "b"])
-        check_same(got[("c",)], leaves[("c",)])
+        check_same(got["new", "deep", "a"], leaves[("a",)], "a renamed leaf")
+        check_same(got[("b",)], leaves["g", "b"], "a leaf renamed out of its group")
+        check_same(got[("c",)], leaves[("c",)], "a leaf beside renamed ones")
         filled = LeafSpec((2,), "int16", fill_value=3)
         store.create({("filled",): filled})
         store.rename({("filled",): ("moved",)})
@@ -241,17 +241,17 @@ class CatalogueTests(StoreSetup):
                 store.save_header(header_for(leaves))
             with self.opened(location) as store:
                 got = read_all(store)
-            check_paths(got, leaves)
-            check_leaves(got, leaves)
+            check_paths(got, leaves, "renamed to and fro")
+            check_leaves(got, leaves, "renamed to and fro")
 
     def test_rename_missing(self, location: Location) -> None:
         """Check that no leaf is renamed when one is missing."""
         self.needs(Cap.WRITE)
         store = self.holding(location, {("a",): numbers(2)})
-        with raises(KeyNotFoundError, match="absent-leaf"):
+        with raises(KeyNotFoundError, match="absent-leaf", doing="rename of a leaf that is not there"):
             store.rename({("a",): ("b",), ("absent-leaf",): ("c",)})
         check_paths(store.paths(), [("a",)], "after a refused rename")
-        check_same(store.read([Read(("a",))])[0], numbers(2))
+        check_same(store.read([Read(("a",))])[0], numbers(2), "after a refused rename")
 
     def test_resize_tells_the_truth(self, location: Location) -> None:
         """Check that leaves grow and shrink with RESIZE, and raise `UnsupportedError` without it."""
@@ -281,19 +281,24 @@ class CatalogueTests(StoreSetup):
             torch.cat([value[:1], torch.full((2, 2), 9.0)]),
             "rows that a shrink removed came back",
         )
-        check_same(store.read([Read(("b",))])[0], torch.zeros(3, dtype=torch.int64))
+        check_same(
+            store.read([Read(("b",))])[0], torch.zeros(3, dtype=torch.int64), "a leaf cut to no rows, and grown again"
+        )
         store.write([Write(("a",), (), value + 1)])
-        check_same(store.read([Read(("a",))])[0], value + 1)
+        check_same(store.read([Read(("a",))])[0], value + 1, "a leaf written after it was resized")
         store.resize({("a",): 1})
         store.resize({("a",): 3})
         same_length = torch.cat([value[:1] + 1, torch.full((2, 2), 9.0)])
         check_same(store.read([Read(("a",))])[0], same_length, "rows that a shrink removed came back")
+        store.resize({("a",): 5})
+        longest = torch.cat([value[:1] + 1, torch.full((4, 2), 9.0)])
+        check_same(store.read([Read(("a",))])[0], longest, "rows came back with a length that the leaf had before")
 
     def test_resize_missing(self, location: Location) -> None:
         """Check that no leaf is resized when one is missing."""
         self.needs(Cap.WRITE, Cap.RESIZE)
         store = self.holding(location, {("a",): numbers(2)})
-        with raises(KeyNotFoundError, match="absent-leaf"):
+        with raises(KeyNotFoundError, match="absent-leaf", doing="resize of a leaf that is not there"):
             store.resize({("a",): 5, ("absent-leaf",): 3})
         check_equal(store.specs([("a",)])[0].shape, (2,), "shape of leaf 'a' after a refused resize")
 
@@ -316,14 +321,20 @@ class CatalogueTests(StoreSetup):
                 check_equal(tuple(store.read([Read(path)])[0].shape), shape, f"`read` of {what}")
 
     def test_resize_survives(self, location: Location) -> None:
-        """Check the new length after a reopening."""
+        """Check the new length after a reopening, and that cut rows stay away, whatever the storage has of them."""
         self.needs(Cap.WRITE, Cap.RESIZE, Cap.PERSISTENT)
-        self.saved(location, {("a",): numbers(3, 2)})
-        with self.opened(location, "r+") as store:
-            store.resize({("a",): 7})
-            store.save_header(header_for({("a",): numbers(1)}))
-        (got,) = self.opened(location).read([Read(("a",))])
-        check_same(got, torch.cat([numbers(3, 2), torch.zeros(4, 2)]))
+        value = numbers(300, 40, start=1)
+        self.saved(location, {("a",): value})
+        for lengths in ((7,), (300,), (310,), (9, 310)):
+            with self.opened(location, "r+") as store:
+                for length in lengths:
+                    store.resize({("a",): length})
+                store.save_header(header_for({("a",): numbers(1)}))
+            with self.opened(location) as store:
+                (got,) = store.read([Read(("a",))])
+            want = torch.zeros(lengths[-1], 40)
+            want[:7] = value[:7]
+            check_same(got, want, f"cut to 7 rows, and resized to {' and '.join(map(str, lengths))}, opened again")
 
     def test_odd_keys(self, location: Location) -> None:
         """Check that any string is a key, also those that a file system or a URL could misread."""
@@ -355,7 +366,7 @@ class CatalogueTests(StoreSetup):
             stores.append(self.opened(location))
         for store in stores:
             listed = list(store.paths())
-            check_paths(listed, leaves)
+            check_paths(listed, leaves, "paths()")
             got = store.read([Read(path) for path in leaves])
             for (path, value), tensor in zip(leaves.items(), got, strict=True):
                 check_same(tensor, value, f"{path} came back as another leaf's values")

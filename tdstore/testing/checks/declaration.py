@@ -130,7 +130,7 @@ class DeclarationTests(StoreSetup):
         """Check that an unknown mode is refused before anything is opened."""
         self._importable(monkeypatch)
         before = self.fingerprint(location) if Cap.PERSISTENT in self.caps else None
-        with raises(OptionError, match="mode"):
+        with raises(OptionError, match="mode", doing="mode 'rw'"):
             registry().open(self.declaration(), location, mode="rw", **self.options)  # type: ignore[arg-type]
         if Cap.PERSISTENT in self.caps:
             check_unchanged(before, self.fingerprint(location), "the storage was changed")

@@ -94,9 +94,9 @@ class HeaderTests(StoreSetup):
         fill(store, leaves)
         self._check(store, RICH)
         store.save_header(RICH)
-        check_paths(store.paths(), leaves)
+        check_paths(store.paths(), leaves, "after save_header")
         for path, value in leaves.items():
-            check_same(store.read([Read(path)])[0], value)
+            check_same(store.read([Read(path)])[0], value, path)
 
     def test_header_kept_by_writes(self, location: Location) -> None:
         """Check that opening to write and closing again preserves the header."""
@@ -113,7 +113,7 @@ class HeaderTests(StoreSetup):
         store = self.opened(location)
         self._check(store, RICH)
         check_paths(store.paths(), [], "a store with a header and no leaf")
-        with raises(KeyError):
+        with raises(KeyError, doing="reading where no leaf is"):
             store.read([Read(("a",))])
 
     def _keeps_header(self, location: Location, header: Header) -> Store:

@@ -149,7 +149,7 @@ class StoreMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         """Check that names, specs, values and header are those of the dict."""
         paths = list(self.model)
-        check_paths(self.store.paths(), paths)
+        check_paths(self.store.paths(), paths, "paths()")
         check_header(self.store.load_header(), self.header)
         for path, spec in zip(paths, self.store.specs(paths), strict=True):
             check_spec(spec, LeafSpec(self.model[path].shape, self.model[path].dtype, fill_value=spec.fill_value), path)

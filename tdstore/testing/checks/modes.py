@@ -70,7 +70,7 @@ class ModeTests(StoreSetup):
         for _ in range(2):
             with self.opened(location) as store:
                 got = read_all(store)
-                check_paths(got, leaves)
+                check_paths(got, leaves, "saved, and opened again")
                 for path, value in leaves.items():
                     check_same(got[path], value, path)
                 check_header(store.load_header(), header_for(leaves))
@@ -99,7 +99,9 @@ class ModeTests(StoreSetup):
         with self.opened(location) as store:
             got = store.read([Read(("a",))])[0]
             check_same(got, OLD[("a",)] + 1, "what was written in mode 'r+' is gone: close() must commit it")
-            check_same(store.read([Read(("g", "b"))])[0], OLD["g", "b"])
+            check_same(
+                store.read([Read(("g", "b"))])[0], OLD["g", "b"], "a leaf beside one that was written in mode 'r+'"
+            )
             check_header(store.load_header(), header_for(OLD))
 
     def test_add_leaf_in_place(self, location: Location) -> None:
@@ -110,8 +112,8 @@ class ModeTests(StoreSetup):
             fill(store, {("new",): numbers(7)})
             store.save_header(header_for({**OLD, ("new",): numbers(7)}))
         got = read_all(self.opened(location))
-        check_paths(got, [*OLD, ("new",)])
-        check_same(got[("new",)], numbers(7))
+        check_paths(got, [*OLD, ("new",)], "opened with 'r+', a leaf added, and opened again")
+        check_same(got[("new",)], numbers(7), "a leaf that was added in mode 'r+'")
 
     def test_w_replaces_when_committed(self, location: Location) -> None:
         """Check that "w" shows a reader the old store until `save_header`, then the new one, without the old."""
@@ -130,8 +132,8 @@ class ModeTests(StoreSetup):
         store.close()
         with self.opened(location) as reader:
             got = read_all(reader)
-            check_paths(got, NEW)
-            check_leaves(got, NEW)
+            check_paths(got, NEW, "after mode 'w' and save_header")
+            check_leaves(got, NEW, "after mode 'w' and save_header")
             check_header(reader.load_header(), header_for(NEW))
 
     def test_w_after_commit(self, location: Location) -> None:
@@ -144,8 +146,8 @@ class ModeTests(StoreSetup):
             fill(store, {("b",): numbers(2)})
             store.save_header(header_for({("a",): numbers(3), ("b",): numbers(2)}))
         got = read_all(self.opened(location))
-        check_same(got[("a",)], numbers(3, start=5))
-        check_same(got[("b",)], numbers(2))
+        check_same(got[("a",)], numbers(3, start=5), "a leaf written after the first save_header")
+        check_same(got[("b",)], numbers(2), "a leaf created after the first save_header")
 
     @pytest.mark.parametrize("mode", ["w", "x", "a"])
     def test_abandoned_leaves_no_trace(self, location: Location, mode: Mode) -> None:
@@ -155,7 +157,7 @@ class ModeTests(StoreSetup):
         with self.opened(location, mode) as store:
             fill(store, NEW)
         check_unchanged(before, self.fingerprint(location), f"mode {mode!r}, closed before save_header, left something")
-        with raises(StoreNotFoundError):
+        with raises(StoreNotFoundError, doing=f"opened after mode {mode!r}, closed before save_header"):
             self.opened(location)
 
     def test_abandoned_keeps_the_old(self, location: Location) -> None:
@@ -168,7 +170,9 @@ class ModeTests(StoreSetup):
         check_unchanged(
             before, self.fingerprint(location), "mode 'w', closed before save_header, changed the old store"
         )
-        check_same(self.opened(location).read([Read(("a",))])[0], OLD[("a",)])
+        check_same(
+            self.opened(location).read([Read(("a",))])[0], OLD[("a",)], "after mode 'w', closed before save_header"
+        )
 
     def test_x_refuses(self, location: Location) -> None:
         """Check that "x" makes a new store, and refuses an existing one."""
@@ -193,7 +197,9 @@ class ModeTests(StoreSetup):
             check_paths(store.paths(), OLD, "opened with mode 'a' where a store is")
             check_header(store.load_header(), header_for(OLD))
             store.write([Write(("a",), (), OLD[("a",)] + 1)])
-        check_same(self.opened(location).read([Read(("a",))])[0], OLD[("a",)] + 1)
+        check_same(
+            self.opened(location).read([Read(("a",))])[0], OLD[("a",)] + 1, "rows written in mode 'a', opened again"
+        )
 
     # -- housekeeping --------------------------------------------------------------------
     def test_exists(self, location: Location) -> None:
@@ -277,7 +283,7 @@ class ModeTests(StoreSetup):
         with raises(StoreClosedError, doing="load_header after the end of `with`"):
             first.load_header()
         second = self.holding(location, OLD)
-        with raises(ZeroDivisionError), second:
+        with raises(ZeroDivisionError, doing="an error in the body of `with`"), second:
             1 / 0  # noqa: B018
         with raises(StoreClosedError, doing="load_header after an error ended `with`"):
             second.load_header()

@@ -19,6 +19,7 @@ from tdstore.testing.comparing import (
     check_mentions,
     check_names,
     check_out,
+    check_outs,
     check_paths,
     check_read_writable,
     check_same,
@@ -29,7 +30,7 @@ from tdstore.testing.comparing import (
 from tdstore.testing.processes.deaths import check_in_child, check_writable
 from tdstore.testing.samples import DTYPES, INDICES, OUTSIDE, SHAPES, pick, rows, same, sample
 from tdstore.testing.setup import Location, StoreSetup, able, fill, numbers
-from tdstore.types import LeafSpec, Path, Read, Write
+from tdstore.types import LeafSpec, Path, Read, Write, path_text
 
 
 class ReadTests(StoreSetup):
@@ -44,7 +45,7 @@ class ReadTests(StoreSetup):
                 raise failure(f"`read` returns a {type(got).__name__} instead of a list")
             check_equal(len(got), len(reads), f"the number of answers to {len(reads)} requests")
             for tensor in got:
-                check_same(tensor, numbers(2))
+                check_same(tensor, numbers(2), "an answer of `read`")
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_round_trip_dtype(self, location: Location, dtype: str) -> None:
@@ -95,7 +96,7 @@ class ReadTests(StoreSetup):
         for case, index in OUTSIDE.items():
             with raises(IndexError, doing=case):
                 store.read([Read(("b",)), Read(("a",), index)])
-        check_same(store.read([Read(("a",))])[0], value)
+        check_same(store.read([Read(("a",))])[0], value, "after refused reads")
 
     def test_read_nothing(self, location: Location) -> None:
         """Check that an empty batch is no error."""
@@ -144,7 +145,7 @@ class ReadTests(StoreSetup):
         (first,) = store.read([Read(("a",), (slice(1, 3, 1),))])
         check_writable(first, "an answer of `read`")
         first.fill_(-1)
-        check_same(store.read([Read(("a",))])[0], value)
+        check_same(store.read([Read(("a",))])[0], value, "a leaf of which an answer of `read` was overwritten")
 
     def test_missing_leaf_read(self, location: Location) -> None:
         """Check that the error names a missing leaf, key by key."""
@@ -167,7 +168,7 @@ class ReadTests(StoreSetup):
         if same(out, torch.full((4, 3), -1.0)):
             raise failure("`out` was not filled: it holds what it held before `read`")
         check_same(out, value, "`out`")
-        check_is_out(with_out, out)
+        check_is_out(with_out, out, "a whole leaf")
         check_same(without, value, "a request without `out` beside one with it")
         assert without.data_ptr() != out.data_ptr(), "a request without `out` was given the memory of another's `out`"
 
@@ -186,10 +187,8 @@ class ReadTests(StoreSetup):
         """Check `out` for dtypes that numpy lacks or torch half supports, 0-d and zero-length included."""
         leaves = {(str(i),): sample(dtype, shape) for i, shape in enumerate([(), (0, 2), (5, 3)])}
         store = self.holding(location, leaves)
-        outs = [torch.zeros(v.shape, dtype=v.dtype) for v in leaves.values()]
-        store.read([Read(path, (), out) for path, out in zip(leaves, outs, strict=True)])
-        for value, out in zip(leaves.values(), outs, strict=True):
-            check_same(out, value)
+        reads = [Read(path, (), torch.zeros(value.shape, dtype=value.dtype)) for path, value in leaves.items()]
+        check_outs(store, reads, list(leaves.values()), f"{dtype} into `out`")
 
     @pytest.mark.parametrize("case", INDICES)
     def test_read_index(self, location: Location, case: str) -> None:
@@ -232,7 +231,7 @@ class ReadTests(StoreSetup):
             Read(("none",), (rows(),)),
         ]
         for read, tensor in zip(asked, store.read(asked), strict=True):
-            check_same(tensor, leaves[read.path][read.index])
+            check_same(tensor, leaves[read.path][read.index], f"{path_text(read.path)} at {read.index}")
 
     def test_many_rows(self, location: Location) -> None:
         """Check a few thousand random rows of a larger leaf, in order."""
@@ -255,13 +254,13 @@ class ReadTests(StoreSetup):
 
         forward, backward = asyncio.run(both())
         for value, a, b in zip(leaves.values(), forward, backward[::-1], strict=True):
-            check_same(a, value)
-            check_same(b, value)
+            check_same(a, value, "an answer of `aread`")
+            check_same(b, value, "an answer of `aread`, in the other order")
 
     def test_aread_missing_leaf(self, location: Location) -> None:
         """Check that `aread` names a missing leaf as `read` does."""
         store = self.holding(location, {("a",): numbers(2)})
-        with raises(KeyNotFoundError, match="absent-leaf"):
+        with raises(KeyNotFoundError, match="absent-leaf", doing="aread of a leaf that is not there"):
             asyncio.run(store.aread([Read(("absent-leaf",))]))
 
     def test_view_tells_the_truth(self, location: Location) -> None:
@@ -275,7 +274,7 @@ class ReadTests(StoreSetup):
             check_mentions(caught.value, "VIEW")
             return
         view = store.view(("a",))
-        check_same(view.cpu(), value)
+        check_same(view.cpu(), value, "a view")
         if store.view(("a",)).data_ptr() != view.data_ptr():
             raise failure("each view is another copy: view() must give the same memory each time")
         if Cap.WRITE in self.caps:
@@ -289,7 +288,7 @@ class ReadTests(StoreSetup):
         """Check that `view` names a missing leaf."""
         self.needs(Cap.VIEW)
         store = self.holding(location, {("a",): numbers(2)})
-        with raises(KeyNotFoundError, match="absent-leaf"):
+        with raises(KeyNotFoundError, match="absent-leaf", doing="view of a leaf that is not there"):
             store.view(("absent-leaf",))
 
     def test_refused_dtypes(self, location: Location) -> None:
@@ -297,7 +296,7 @@ class ReadTests(StoreSetup):
         self.needs(Cap.WRITE)
         store = self.opened(location, "w")
         for dtype in self.dtypes_refused:
-            with raises(TypeError, match=dtype):  # OptionError is a TypeError
+            with raises(TypeError, match=dtype, doing=f"a leaf of {dtype}"):  # OptionError is a TypeError
                 fill(store, {("refused",): sample(dtype, (2,))})
             check_paths(store.paths(), [], f"a refused leaf of dtype {dtype} was made")
 

@@ -31,8 +31,8 @@ class WriteTests(StoreSetup):
         store = self.holding(location, {("a",): numbers(4, 3), ("b",): numbers(2)})
         store.write([Write(("a",), (), numbers(4, 3, start=50))])
         a, b = store.read([Read(("a",)), Read(("b",))])
-        check_same(a, numbers(4, 3, start=50))
-        check_same(b, numbers(2))
+        check_same(a, numbers(4, 3, start=50), "a leaf written again")
+        check_same(b, numbers(2), "a leaf beside one that was written again")
 
     def test_write_does_not_alias(self, location: Location) -> None:
         """Check that changing a value after it was written changes nothing in the store."""
@@ -73,7 +73,7 @@ class WriteTests(StoreSetup):
         value = sample("complex64", (4, 3))
         copy = value.clone()
         self.holding(location, {("a",): value})
-        check_same(value, copy)
+        check_same(value, copy, "the value given to write()")
 
     def test_write_non_contiguous(self, location: Location) -> None:
         """Check that transposed, strided, expanded and offset values are written as they read."""
@@ -100,8 +100,8 @@ class WriteTests(StoreSetup):
         assert conjugate.is_conj() and negated.is_neg(), "torch resolved these values at once: the test shows nothing"  # noqa: PT018
         store = self.holding(location, {("conj",): conjugate, ("neg",): negated})
         got_conj, got_neg = store.read([Read(("conj",)), Read(("neg",))])
-        check_same(got_conj, conjugate.resolve_conj())
-        check_same(got_neg, negated.resolve_neg())
+        check_same(got_conj, conjugate.resolve_conj(), "a conjugated value")
+        check_same(got_neg, negated.resolve_neg(), "a negated value")
 
     @pytest.mark.parametrize("dtype", ["bool", "uint16", "uint32", "uint64", "bfloat16", "float8_e8m0fnu", "complex32"])
     def test_write_rows_of_dtype(self, location: Location, dtype: str) -> None:
@@ -113,7 +113,7 @@ class WriteTests(StoreSetup):
         value = sample(dtype, (3, 4), 1)
         store = self.holding(location, {("a",): before})
         store.write([Write(("a",), index, value)])
-        check_same(store.read([Read(("a",))])[0], assign(before, index, value))
+        check_same(store.read([Read(("a",))])[0], assign(before, index, value), f"{dtype} at {index}")
 
     @pytest.mark.parametrize("case", INDICES)
     def test_write_index(self, location: Location, case: str) -> None:
@@ -168,13 +168,23 @@ class WriteTests(StoreSetup):
         value = numbers(6, 2, start=100)
         picked = rows(3, 1, 3, 0, 1, 3)
         store.write([Write(("a",), (picked,), value)])
-        check_same(store.read([Read(("a",))])[0], assign(numbers(5, 2), (picked,), value))
+        check_same(
+            store.read([Read(("a",))])[0], assign(numbers(5, 2), (picked,), value), "rows written twice in one index"
+        )
         store.create({("c",): LeafSpec((3,), "uint16")})  # a dtype for which torch has no index_select
         store.write([Write(("c",), (rows(2, 0, 2),), sample("uint16", (3,)))])
-        check_same(store.read([Read(("c",))])[0][[0, 2]], sample("uint16", (3,))[1:])
+        check_same(
+            store.read([Read(("c",))])[0][[0, 2]],
+            sample("uint16", (3,))[1:],
+            "rows of uint16 written twice in one index",
+        )
         index = (slice(0, 2, 1), rows(2, 2, 0))
         store.write([Write(("b",), index, numbers(2, 3, start=50))])
-        check_same(store.read([Read(("b",))])[0], assign(numbers(2, 4), index, numbers(2, 3, start=50)))
+        check_same(
+            store.read([Read(("b",))])[0],
+            assign(numbers(2, 4), index, numbers(2, 3, start=50)),
+            "columns written twice in one index",
+        )
 
     def test_write_last_wins_many(self, location: Location) -> None:
         """Check that the last of hundreds of repeats wins, where a parallel scatter would be a race."""
@@ -183,14 +193,18 @@ class WriteTests(StoreSetup):
         value = numbers(800, 3)
         store = self.holding(location, {("a",): torch.zeros(7, 3)})
         store.write([Write(("a",), (picked,), value)])
-        check_same(store.read([Read(("a",))])[0], assign(torch.zeros(7, 3), (picked,), value))
+        check_same(
+            store.read([Read(("a",))])[0],
+            assign(torch.zeros(7, 3), (picked,), value),
+            "7 rows written 800 times in one index",
+        )
 
     def test_write_batch_in_order(self, location: Location) -> None:
         """Check that writes of one batch to one leaf take effect in their order."""
         self.needs(Cap.WRITE)
         store = self.holding(location, {("a",): numbers(3)})
         store.write([Write(("a",), (), numbers(3, start=10)), Write(("a",), (), numbers(3, start=20))])
-        check_same(store.read([Read(("a",))])[0], numbers(3, start=20))
+        check_same(store.read([Read(("a",))])[0], numbers(3, start=20), "a leaf written twice in one call")
 
     def test_write_batch_of_rows(self, location: Location) -> None:
         """Check several row writes to several leaves in one call."""
@@ -215,7 +229,7 @@ class WriteTests(StoreSetup):
         store.create({})
         store.delete([])
         check_paths(store.paths(), [("a",)], "after empty batches")
-        check_same(store.read([Read(("a",))])[0], numbers(2))
+        check_same(store.read([Read(("a",))])[0], numbers(2), "after empty batches")
 
     def test_write_nothing_in_place(self, location: Location) -> None:
         """Check that empty batches to a stored leaf leave no dirty marker."""
@@ -226,13 +240,13 @@ class WriteTests(StoreSetup):
         store.create({})
         store.delete([])
         store.close()
-        check_same(self.opened(location, "r").read([Read(("a",))])[0], numbers(2))
+        check_same(self.opened(location, "r").read([Read(("a",))])[0], numbers(2), "after empty batches in mode 'r+'")
 
     def test_missing_leaf_write(self, location: Location) -> None:
         """Check that a write to a missing leaf is an error that names it, and makes nothing."""
         self.needs(Cap.WRITE)
         store = self.holding(location, {("group", "there"): numbers(2)})
-        with raises(KeyNotFoundError) as caught:
+        with raises(KeyNotFoundError, doing="write to a leaf that is not there") as caught:
             store.write([Write(("group", "absent-leaf"), (), numbers(2))])
         check_mentions(caught.value, "'group'", "'absent-leaf'")
         check_paths(store.paths(), [("group", "there")], "after a write to a missing leaf")
@@ -260,4 +274,4 @@ class WriteTests(StoreSetup):
             for start in range(0, 1024, 300):
                 stop = min(start + 300, 1024)
                 store.write([Write(("a",), (slice(start, stop, 1),), value[start:stop])])
-        check_same(store.read([Read(("a",))])[0], value)
+        check_same(store.read([Read(("a",))])[0], value, "4 MiB written in blocks of rows")
