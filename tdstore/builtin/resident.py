@@ -66,15 +66,15 @@ class MappedStore(ResidentStore[F], Generic[F]):
             leaves = self._catalogue()
             for path in paths:
                 leaf = leaves[path] if path in leaves else self._leaf(path)  # which raises
-                self._refuse_holes(leaf, rows_of(leaf.shape, (rows,)))
+                self._refuse_holes(leaf, (rows,))
         super().check(paths, rows)
 
-    def _refuse_holes(self, leaf: F, rows: int) -> None:
-        """Refuse to copy rows that take far more memory than the storage has of them, unless that is allowed."""
-        wanted = leaf.nbytes // leaf.shape[0] * rows if leaf.shape and leaf.shape[0] else leaf.nbytes
+    def _refuse_holes(self, leaf: F, index: StoreIndex) -> None:
+        """Refuse to copy what takes far more memory than the storage has of it, unless that is allowed."""
+        wanted = bytes_of(leaf.shape, leaf.nbytes, index)
         if wanted > SUSPECT_BYTES and self._options["max_bytes"] is None:
             with io_errors(self.url, "looking at leaves", writing=False):
-                check_holes(leaf.path, leaf.shape, leaf.nbytes, rows, partial(self._bytes_there, leaf), self.url)
+                check_holes(leaf.path, wanted, partial(self._bytes_there, leaf), self.url)
 
     def _bytes_there(self, leaf: F) -> int:
         """Return the bytes that the storage has of a leaf, or of all leaves together."""
@@ -127,9 +127,11 @@ _CARRIER = {
 }
 
 
-def rows_of(shape: Sequence[int], index: StoreIndex) -> int:
-    """Return how many rows of the first dimension an index selects."""
-    if not shape:
-        return 1
-    first = index[0] if index else slice(None)
-    return len(first) if isinstance(first, Tensor) else len(range(*first.indices(shape[0])))
+def bytes_of(shape: Sequence[int], nbytes: int, index: StoreIndex) -> int:
+    """Return how many bytes of a leaf of `nbytes` an index selects."""
+    for term, length in zip(index, shape, strict=False):
+        if not length:
+            return 0
+        count = len(term) if isinstance(term, Tensor) else len(range(*term.indices(length)))
+        nbytes = nbytes // length * count
+    return nbytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from errno import ENOMEM
 
@@ -82,21 +82,18 @@ def refuse_absent(path: Path, wanted: int, stored: int, url: str) -> CorruptStor
     )
 
 
-def check_holes(path: Path, shape: Sequence[int], nbytes: int, rows: int, stored: Callable[[], int], url: str) -> None:
-    """Refuse to copy rows of a leaf that take far more memory than the storage holds.
+def check_holes(path: Path, wanted: int, stored: Callable[[], int], url: str) -> None:
+    """Refuse to copy elements of a leaf that take far more memory than the storage holds.
 
     Args:
         path: the leaf.
-        shape: its shape.
-        nbytes: bytes of the whole leaf.
-        rows: number of rows that are copied.
+        wanted: bytes that are copied.
         stored: returns the bytes on the storage. It is called for large reads only.
         url: the location, for messages.
 
     Raises:
         CorruptStoreError: the read `is_suspect`.
     """
-    wanted = nbytes // shape[0] * rows if shape and shape[0] else nbytes
     if wanted > SUSPECT_BYTES and is_suspect(wanted, there := stored()):
         raise refuse_absent(path, wanted, there, url)
 
@@ -132,6 +129,19 @@ def allocating(path: Path, shape: tuple[int, ...], dtype: torch.dtype, url: str)
         hint="read some of its rows",
         errno=ENOMEM,
     ) from error
+
+
+def no_room(nbytes: int) -> OSError:
+    """Build the error for a mapping of a file that finds no room among the addresses of this process.
+
+    Args:
+        nbytes: bytes of the mapping.
+
+    Example:
+        >>> no_room(4096).strerror
+        'this process may not map 4096 bytes more'
+    """
+    return OSError(ENOMEM, f"this process may not map {nbytes} bytes more")
 
 
 @functools.cache

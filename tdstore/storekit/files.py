@@ -95,8 +95,13 @@ def raise_io(error: OSError, url: str, doing: str = "", *, writing: bool = True)
         ) from error
     if writing and error.errno in _READ_ONLY:
         raise ReadOnlyError(text, url=url, hint="open it with mode='r', or make the folder writable") from error
-    hint = "free some space and try again; what was saved before is intact" if error.errno == errno.ENOSPC else None
-    raise StoreIOError(text, url=url, hint=hint, errno=error.errno) from error
+    raise StoreIOError(text, url=url, hint=_HINTS.get(error.errno or 0), errno=error.errno) from error
+
+
+_HINTS = {
+    errno.ENOSPC: "free some space and try again; what was saved before is intact",
+    errno.ENOMEM: "raise the limit of its memory (ulimit -v), or let go of TensorDicts that it has open",
+}
 
 
 # -- opening, one component at a time -------------------------------------------------------

@@ -18,7 +18,7 @@ _SYSTEM = "the error of a system call, with its errno; `store_errors` says which
 RAISED = {
     ("plugins/tdstore-h5/tdstore_h5/file/journal.py", "EOFError"): _SHORT,
     ("plugins/tdstore-redis/tdstore_redis/connection.py", "ssl.SSLError"): "what the ssl module raises for it",
-    ("tdstore/builtin/memmap/tensor.py", "OSError"): _SYSTEM,
+    ("tdstore/builtin/mapping.py", "OSError"): _SYSTEM,
     ("tdstore/builtin/shared/arena.py", "OSError"): _SYSTEM,
     ("tdstore/builtin/tdz/reading.py", "EOFError"): _SHORT,
     ("tdstore/builtin/tdz/reading.py", "FileNotFoundError"): "no member of that name; the caller goes on without",

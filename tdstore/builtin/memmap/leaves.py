@@ -15,8 +15,8 @@ from tdstore.builtin.memmap.layout import Layout, LeafFile
 from tdstore.builtin.memmap.resources import Hold
 from tdstore.builtin.memmap.steps import Recorded
 from tdstore.builtin.memmap.tensor import MemoryMappedTensor
-from tdstore.builtin.memmap.writing import LeafWriter, read_runs
-from tdstore.builtin.resident import MappedStore, rows_of
+from tdstore.builtin.memmap.writing import LeafWriter, read_ranges, read_runs
+from tdstore.builtin.resident import MappedStore
 from tdstore.errors import StoreClosedError, UnsupportedError
 from tdstore.header import Header, without_collection
 from tdstore.index.rows import runs
@@ -35,6 +35,10 @@ _MADE_LATER = 64 << 10
 
 _MANY = 64
 """Writes of so many leaves make enough objects for the garbage collector to run, which looks at all of torch's."""
+
+
+_LONG_ROW = 1 << 24
+"""Rows of more bytes are not read whole for a part of them."""
 
 
 class MemmapLeaves(MappedStore[LeafFile]):
@@ -139,7 +143,7 @@ class MemmapLeaves(MappedStore[LeafFile]):
         tensors = [self._mapped(leaf) for leaf, _ in wanted]
         for leaf, r in wanted:
             if r.out is None:
-                self._refuse_holes(leaf, rows_of(leaf.shape, r.index))
+                self._refuse_holes(leaf, r.index)
         return [
             self._read_file(leaf, r) if self._lacks_blocks(leaf) else self._gather(tensor, r)
             for (leaf, r), tensor in zip(wanted, tensors, strict=True)
@@ -160,6 +164,8 @@ class MemmapLeaves(MappedStore[LeafFile]):
         with files.io_errors(self.url, f"reading leaf {path_text(r.path)}", writing=False):
             fd = self._writer.open_to_read(leaf)
             try:
+                if len(r.index) > 1 and leaf.nbytes // (leaf.shape[0] or 1) > _LONG_ROW:
+                    return read_ranges(fd, leaf, r)
                 first = r.index[0] if r.index else slice(0, leaf.shape[0] if leaf.shape else 1, 1)
                 if isinstance(first, Tensor):
                     numbers, first = torch.unique(first, return_inverse=True)

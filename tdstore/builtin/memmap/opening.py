@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tdstore.builtin.mapping import map_fd
 from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.memmap.pack import Pack
-from tdstore.builtin.memmap.tensor import map_fd
 from tdstore.builtin.memmap.tensordict_layout import META, read_tensordict
 from tdstore.builtin.readcheck import OPENED
 from tdstore.errors import (
@@ -384,6 +384,8 @@ _noticed: dict[int, bool] = {}
 def _map(fd: int, leaf: LeafFile, *, shared: bool, url: str) -> None:
     try:
         leaf.probe = map_fd(fd, leaf.shape, leaf.dtype, shared=shared, path="/".join((url, *leaf.file)))
+    except OSError as error:
+        files.raise_io(error, url, f"mapping leaf {path_text(leaf.path)}", writing=False)
     except RuntimeError as error:
         raise _map_error(error, leaf, url) from error
     leaf.version = leaf.seen()

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from tdstore.builtin.mapping import Buffer, map_memory
 from tdstore.builtin.memmap.layout import LeafFile
-from tdstore.builtin.memmap.tensor import Buffer, map_memory
 from tdstore.storekit import files
 from tdstore.storekit.documents import PACK, PACK_ALIGN
 

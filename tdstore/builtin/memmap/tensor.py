@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
-import mmap
 import os
 import stat
 import sys
@@ -17,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.builtin.mapping import map_fd
 from tdstore.builtin.memmap.sizes import as_rows, parse_size, shape_text, storage_size
 from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.errors import (
@@ -31,57 +29,6 @@ from tdstore.index.rows import nested_over
 from tdstore.pickling import rebuild
 from tdstore.storekit import files, refusals
 from tdstore.storekit.session import Lease
-
-_PROC = "/proc/self/fd"
-Buffer = ctypes.Array[ctypes.c_byte] | mmap.mmap
-
-
-def map_fd(fd: int, shape: Sequence[int], dtype: torch.dtype, *, shared: bool, path: str = "") -> Tensor:
-    """Map an open, checked file as a plain tensor; the mapping outlives the descriptor and keeps none.
-
-    `shared=False` gives private memory: the file is never changed.
-    """
-    if not shared and _mmap is not None:
-        # torch's own call reserves memory for every page, and so refuses files larger than the RAM.
-        flat = torch.frombuffer(map_memory(fd, math.prod(shape) * dtype.itemsize, shared=False), dtype=dtype)
-    else:
-        name = f"{_PROC}/{fd}" if _HAS_PROC else path
-        flat = torch.from_file(name, shared=shared, size=math.prod(shape), dtype=dtype)
-    return flat if len(shape) == 1 else flat.view(*shape) if shape else flat.view(())
-
-
-def map_memory(fd: int, nbytes: int, *, shared: bool) -> Buffer:
-    """Map the first bytes of an open file, as memory that tensors are made over; it is unmapped after the last one."""
-    if _mmap is None:
-        return mmap.mmap(fd, nbytes, access=mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY)
-    flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | _MAP_NORESERVE
-    address = _mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
-    if address in (None, ctypes.c_void_p(-1).value):
-        raise OSError(code := ctypes.get_errno(), os.strerror(code))
-    buffer: Any = (ctypes.c_byte * nbytes).from_address(address)
-    buffer.mapping = _Mapping((address, nbytes))  # the tensor's memory holds `buffer`
-    return buffer  # type: ignore[no-any-return]
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-
-
-class _Mapping(tuple[int, int]):
-    """Address and bytes of mapped memory, unmapped when the buffer over it is gone; `weakref.finalize` costs more."""
-
-    # At exit the system unmaps; doing it here could pull it from under a thread.
-    def __del__(self, unmap: Any = _libc.munmap, is_ending: Any = sys.is_finalizing) -> None:
-        if not is_ending():
-            unmap(*self)
-
-
-_MAP_NORESERVE = 0x4000  # the `mmap` module of Python 3.11 does not name it
-_mmap = _libc.mmap if sys.platform == "linux" else None
-if _mmap is not None:
-    _mmap.restype = ctypes.c_void_p
-    _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
-_HAS_PROC = os.path.isdir(_PROC)
 
 
 class MemoryMappedTensor(Tensor):

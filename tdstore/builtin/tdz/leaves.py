@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tdstore.builtin.memmap.layout import Layout, LeafFile
-from tdstore.builtin.resident import MappedStore, put, rows_of
+from tdstore.builtin.resident import MappedStore, put
 from tdstore.builtin.tdz.reading import LeafEntry, Member, as_entry, load_member
 from tdstore.builtin.tdz.writing import ArchiveFiles, new_file, new_info
 from tdstore.builtin.tensorbytes import write_tensor
@@ -109,7 +109,7 @@ class TdzLeaves(MappedStore[LeafEntry]):
     def _read(self, wanted: Sequence[tuple[LeafEntry, Read]]) -> list[Tensor]:
         for entry, r in wanted:
             if r.out is None:
-                self._refuse_holes(entry, rows_of(entry.shape, r.index))
+                self._refuse_holes(entry, r.index)
         tensors = [self._tensor(entry) for entry, _ in wanted]
         return [self._gather(tensor, r) for tensor, (_, r) in zip(tensors, wanted, strict=True)]
 

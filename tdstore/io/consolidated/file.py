@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from tdstore import lifetime
+from tdstore.builtin.mapping import map_fd
 from tdstore.builtin.memmap.opening import is_store_noticed
-from tdstore.builtin.memmap.tensor import map_fd
 from tdstore.builtin.readcheck import OPENED, ReadCheck, Rows
-from tdstore.builtin.resident import rows_of
+from tdstore.builtin.resident import bytes_of
 from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.errors import CorruptStoreError
 from tdstore.io.consolidated import layout, sums
@@ -208,8 +208,8 @@ class OneFile:
 
     def _refuse_holes(self, path: Path, slot: Slot, rows: Rows) -> None:
         if self._wary:
-            copied = rows_of(slot.shape, () if rows is None else (rows,))
-            check_holes(path, slot.shape, slot.nbytes, copied, lambda: os.fstat(self._fd).st_blocks * 512, self.url)
+            wanted = bytes_of(slot.shape, slot.nbytes, () if rows is None else (rows,))
+            check_holes(path, wanted, lambda: os.fstat(self._fd).st_blocks * 512, self.url)
 
     def verify(self, starts: set[int] | None = None) -> list[Fault]:
         """Compare every byte with the checksums. A file with stale or without checksums has no faults.

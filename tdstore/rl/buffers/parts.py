@@ -266,9 +266,7 @@ def mark_pieces(batch: Any, sampler: SliceSampler, info: dict[Any, Any]) -> None
     batch.set(path, mark)
     done = (*path[:-1], "done")
     before = batch.get(done, None)
-    info[done] = before | mark.reshape(before.shape) if isinstance(before, Tensor) else mark.clone()
-    batch.set(done, info[done])
+    batch.set(done, before | mark.reshape(before.shape) if isinstance(before, Tensor) else mark.clone())
     ended = (*path[:-1], "terminated")
     if batch.get(ended, None) is None:
         batch.set(ended, torch.zeros_like(mark))
-    info[ended] = batch.get(ended)

@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
+from errno import ENOMEM
 from itertools import pairwise
 from typing import Any
 
@@ -168,7 +169,7 @@ class RawFile:
         """
         if spec.nbytes >= LONG and (whole := self._read_long(offset, spec, index, out, arrived)) is not None:
             return whole
-        if self._sparse and self.has_hole(offset, spec.nbytes):
+        if (self._sparse and self.has_hole(offset, spec.nbytes)) or self._lacks_room(offset + spec.nbytes):
             return self._read_by_call(offset, spec, index, out)
         if out is None and len(index) == 1 and isinstance(index[0], Tensor) and spec.nbytes:
             numbers, length = index[0].numpy(), spec.shape[0]  # they are in range
@@ -267,13 +268,13 @@ class RawFile:
     def look_at(self, leaf: Leaf) -> Bytes | None:
         """Return the mapped bytes of a leaf, to be looked at at once; None if it has none, or that could take memory.
 
-        The latter are holes on a tmpfs.
+        The latter are holes on a tmpfs, and a file that this process has no room to map.
         """
         if not leaf.plain or leaf.offset is None:
             return None
-        if self._sparse and self.has_hole(leaf.offset, leaf.spec.nbytes):
-            return None
         end = leaf.offset + leaf.spec.nbytes
+        if (self._sparse and self.has_hole(leaf.offset, leaf.spec.nbytes)) or self._lacks_room(end):
+            return None
         return self._map[leaf.offset : end] if end <= len(self._map) else self._mapped(leaf.offset, leaf.spec.nbytes)
 
     def bytes_at(self, offset: int, size: int) -> Bytes:
@@ -298,6 +299,18 @@ class RawFile:
             return os.lseek(self.fd, offset, os.SEEK_DATA) >= offset + size
         except OSError as error:
             return error.errno == 6 and offset + size <= self.size()  # ENXIO: no data after `offset`
+
+    def _lacks_room(self, end: int) -> bool:
+        """Check whether this process may not map the file as far as `end` (ulimit -v): it is then read by `pread`."""
+        if end <= len(self._map):
+            return False
+        try:
+            self._mapped(0, end)
+        except OSError as error:
+            if error.errno != ENOMEM:
+                raise
+            return True
+        return False
 
     def _mapped(self, offset: int, size: int) -> Bytes:
         if offset + size > len(self._map):

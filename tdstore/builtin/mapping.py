@@ -1,0 +1,78 @@
+"""Open files, mapped as plain tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import math
+import mmap
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore.storekit.budget import no_room
+
+_PROC = "/proc/self/fd"
+Buffer = ctypes.Array[ctypes.c_byte] | mmap.mmap
+
+
+def map_fd(fd: int, shape: Sequence[int], dtype: torch.dtype, *, shared: bool, path: str = "") -> Tensor:
+    """Map an open, checked file as a plain tensor; the mapping outlives the descriptor and keeps none.
+
+    `shared=False` gives private memory: the file is never changed.
+
+    Raises:
+        OSError: this process has no room for so many bytes (ENOMEM).
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    if not shared and _mmap is not None:
+        # torch's own call reserves memory for every page, and so refuses files larger than the RAM.
+        flat = torch.frombuffer(map_memory(fd, nbytes, shared=False), dtype=dtype)
+    else:
+        name = f"{_PROC}/{fd}" if _HAS_PROC else path
+        try:
+            flat = torch.from_file(name, shared=shared, size=math.prod(shape), dtype=dtype)
+        except RuntimeError as error:
+            if "Cannot allocate memory" in str(error):
+                raise no_room(nbytes) from error
+            raise
+    return flat if len(shape) == 1 else flat.view(*shape) if shape else flat.view(())
+
+
+def map_memory(fd: int, nbytes: int, *, shared: bool) -> Buffer:
+    """Map the first bytes of an open file, as memory that tensors are made over; it is unmapped after the last one."""
+    if _mmap is None:
+        return mmap.mmap(fd, nbytes, access=mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY)
+    flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | _MAP_NORESERVE
+    address = _mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        code = ctypes.get_errno()
+        raise no_room(nbytes) if code == errno.ENOMEM else OSError(code, os.strerror(code))
+    buffer: Any = (ctypes.c_byte * nbytes).from_address(address)
+    buffer.mapping = _Mapping((address, nbytes))  # the tensor's memory holds `buffer`
+    return buffer  # type: ignore[no-any-return]
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class _Mapping(tuple[int, int]):
+    """Address and bytes of mapped memory, unmapped when the buffer over it is gone; `weakref.finalize` costs more."""
+
+    # At exit the system unmaps; doing it here could pull it from under a thread.
+    def __del__(self, unmap: Any = _libc.munmap, is_ending: Any = sys.is_finalizing) -> None:
+        if not is_ending():
+            unmap(*self)
+
+
+_MAP_NORESERVE = 0x4000  # the `mmap` module of Python 3.11 does not name it
+_mmap = _libc.mmap if sys.platform == "linux" else None
+if _mmap is not None:
+    _mmap.restype = ctypes.c_void_p
+    _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_HAS_PROC = os.path.isdir(_PROC)
