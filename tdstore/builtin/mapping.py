@@ -51,7 +51,9 @@ def map_memory(fd: int, nbytes: int, *, shared: bool) -> Buffer:
     address = _mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
     if address in (None, ctypes.c_void_p(-1).value):
         code = ctypes.get_errno()
-        raise no_room(nbytes) if code == errno.ENOMEM else OSError(code, os.strerror(code))
+        if code == errno.ENOMEM:
+            raise no_room(nbytes)
+        raise OSError(code, os.strerror(code))
     buffer: Any = (ctypes.c_byte * nbytes).from_address(address)
     buffer.mapping = _Mapping((address, nbytes))  # the tensor's memory holds `buffer`
     return buffer  # type: ignore[no-any-return]
