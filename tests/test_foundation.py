@@ -212,7 +212,7 @@ def alike(a, b) -> bool:
 
 
 @given(plain)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_values_round_trip_through_json(value):
     data = msgspec.json.decode(msgspec.json.encode(encode_value(value)))
     assert alike(decode_value(data), value)
@@ -227,7 +227,7 @@ json_forms = st.recursive(
 
 
 @given(json_forms)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_decoding_anything_gives_a_value_or_a_value_error(data):
     try:
         decode_value(data)

@@ -192,7 +192,7 @@ def safe(name, group, portable):
 
 
 @given(KEYS | LONG, st.booleans(), st.booleans())
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=200, deadline=None)
 @example("%", False, True)
 @example("%2E", False, True)
 @example("~" + "a" * 32, False, True)
@@ -206,7 +206,7 @@ def test_reversible_and_safe(key, group, portable):
 
 
 @given(st.lists(KEYS | LONG, unique=True, max_size=12), st.randoms(), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_injective_within_a_folder(keys, rng, portable):
     groups = {key for key in keys if rng.random() < 0.5}
     files = []
@@ -217,7 +217,7 @@ def test_injective_within_a_folder(keys, rng, portable):
 
 
 @given(st.lists(KEYS | LONG, unique=True, max_size=12), st.randoms(), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @example(["Ss", "ss", "ß", "SS", "sS", "ſs"], None, True)
 @example(["é", "e\u0301", "É", "E\u0301"], None, True)
 @example(["CON", "con", "Con"], None, True)

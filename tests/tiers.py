@@ -53,15 +53,17 @@ MODULES = {
     "tdstore.testing.processes": "process",
 }
 NAMES = {"fork": "process", "spawn": "process", "num_workers": "process", "tmp_path": "disk"}
-# Folders and files whose tests have a trait that no name in them tells.
+# Folders, files and tests whose trait no name in them tells.
 FOLDERS = {
     "tests/differential/": "peer",
     "tests/porting/": "peer",
     "tests/compile/": "compile",
+    "tests/modules/test_params.py::test_compiled": "compile",
     "tests/torch_integration/test_export.py": "compile",
     "tests/torch_integration/test_regions.py": "compile",
     "tests/tensorclass/test_compile.py": "compile",
     "tests/faults/": "sweep",
+    "tests/bytestore/test_conformance.py::test_refusal_of_the_storage": "sweep",
     "tests/builtin/memmap/test_faults_commit.py": "sweep",
     "tests/builtin/memmap/test_faults_inplace.py": "sweep",
     "tests/builtin/shared/test_shared_faults.py": "sweep",
@@ -70,6 +72,7 @@ FOLDERS = {
     "plugins/tdstore-h5/tests/test_crash.py": "sweep",
     "plugins/tdstore-h5/tests/test_kill_sweep.py": "sweep",
     "plugins/tdstore-zarr/tests/test_crash.py": "sweep",
+    "tests/builtin/shared/test_processes.py": "process",
     "tests/parallel/test_map_stored.py": "process",
     "tests/reveal/": "process",
 }
@@ -99,7 +102,7 @@ def add_markers(items: Iterable[pytest.Item]) -> None:
 def traits(item: pytest.Item) -> set[str]:
     """Return which of `TRAITS` a test has."""
     path = item.path.relative_to(ROOT).as_posix() if item.path.is_relative_to(ROOT) else ""
-    found = {trait for folder, trait in FOLDERS.items() if path.startswith(folder)}
+    found = {trait for start, trait in FOLDERS.items() if f"{path}::{item.name}".startswith(start)}
     fixtures = set(getattr(item, "fixturenames", ()))
     found |= {"server"} if fixtures & SERVERS else set()
     found |= {"disk"} if fixtures & {"tmp_path", "tmp_path_factory"} else set()

@@ -30,7 +30,7 @@ def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], StoreIndex]:
     return shape, tuple(index)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(cases(), st.sampled_from([1, 2, 8]), st.sampled_from([0, 3, 1000]), st.sampled_from([1, 5, 1 << 20]))
 def test_the_ranges_of_an_index_are_its_bytes(
     case: tuple[tuple[int, ...], StoreIndex], itemsize: int, gap: int, part: int

@@ -17,7 +17,7 @@ ROWS = st.lists(st.integers(0, 30), max_size=40).map(lambda r: torch.tensor(r, d
 
 
 @given(ROWS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_last_wins(rows):
     kept, positions = last_wins(rows)
     last = {row: i for i, row in enumerate(rows.tolist())}
@@ -29,7 +29,7 @@ def test_last_wins(rows):
 
 
 @given(ROWS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_sorted_unique(rows):
     unique, inverse = sorted_unique(rows)
     assert unique.tolist() == sorted(set(rows.tolist()))
@@ -38,7 +38,7 @@ def test_sorted_unique(rows):
 
 
 @given(st.sets(st.integers(0, 60)), st.integers(0, 4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_runs(rows, gap):
     found = runs(torch.tensor(sorted(rows), dtype=torch.int64), gap)
     covered = [i for start, stop in found for i in range(start, stop)]

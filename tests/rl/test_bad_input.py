@@ -345,7 +345,7 @@ def test_a_place_with_rows_of_another_structure(kind, request):
         with pytest.raises(TDStoreError, match=named.split()[-1] if "has" not in named else "'x'") as caught:
             other.extend(make(3))
         assert place in str(caught.value)
-        assert not other.initialized and len(other) == 0
+        assert not other.storage.initialized and len(other) == 0
     again = LazyStorage.open(place, storage=None if "://" in place else name, **options)
     found = TensorDictReplayBuffer(storage=again, sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5))
     assert seen(found)[:3] == before[:3] and seen(found)[4] == before[4]
@@ -503,7 +503,7 @@ def test_an_edited_cursor_is_refused_before_rows_are_loaded(tmp_path, what, writ
     file.write_text(json.dumps({**about, name: value}))
     with pytest.raises(ValueError, match=message):
         buffer.loads(tmp_path / "checkpoint")
-    assert len(buffer) == buffer.write_count == written and buffer.initialized is bool(written)
+    assert len(buffer) == buffer.write_count == written and buffer.storage.initialized is bool(written)
     assert not written or (buffer[:]["a"].tolist() == [10, 11] and buffer.writer._cursor == 2)
     file.write_text(json.dumps(about))
     buffer.loads(tmp_path / "checkpoint")

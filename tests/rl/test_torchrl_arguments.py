@@ -24,6 +24,7 @@ from tdstore.rl import (
     SliceSamplerWithoutReplacement,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    TensorStorageCheckpointer,
 )
 
 theirs = pytest.importorskip("torchrl.data")
@@ -191,7 +192,9 @@ class Rows:
         storage.set(range(len(rows)), rows)
 
 
-@pytest.mark.parametrize("checkpointer", [Rows, Rows(), theirs.TensorStorageCheckpointer, None])
+@pytest.mark.parametrize(
+    "checkpointer", [Rows, Rows(), theirs.TensorStorageCheckpointer, TensorStorageCheckpointer(), None]
+)
 def test_checkpointers_write_the_rows(tmp_path, checkpointer):
     def made() -> ReplayBuffer:
         return ReplayBuffer(storage=LazyTensorStorage(6), batch_size=2, checkpointer=checkpointer)
@@ -203,7 +206,7 @@ def test_checkpointers_write_the_rows(tmp_path, checkpointer):
     other.loads(tmp_path / "saved")
     assert other[:].tolist() == [0, 1, 2, 3] and other.add(torch.tensor(4)) == 4
     assert (tmp_path / "saved" / "storage" / "rows.pt").exists() == (
-        checkpointer not in (None, theirs.TensorStorageCheckpointer)
+        checkpointer is Rows or isinstance(checkpointer, Rows)
     )
 
 

@@ -199,8 +199,8 @@ class ReplayBuffer(RowAccess, Resumable):
 
     @property
     def initialized(self) -> bool:
-        """Whether the storage has been allocated."""
-        return bool(self._storage.initialized)
+        """Whether the parts are there: False before the first use with `delayed_init`."""
+        return "_delayed" not in self.__dict__
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Set the generator of all random numbers."""
@@ -533,6 +533,8 @@ class ReplayBuffer(RowAccess, Resumable):
 
     def stats(self) -> dict[str, Any]:
         """Return how full the buffer is."""
+        if not self.initialized:
+            return {"size": 0, "write_count": 0, "prefetch_queue_size": 0, "initialized": False}
         size, capacity = len(self), int(self._storage.max_size)
         return {
             "size": size, "capacity": capacity, "utilization": size / capacity, "write_count": self.write_count,

@@ -168,6 +168,22 @@ class Checkpointer(Protocol):
         """Read the rows of a folder into a storage."""
 
 
+class TensorStorageCheckpointer:
+    """What writes and reads the rows of a checkpoint in the format of their storage, as buffers do without one."""
+
+    def dumps(self, storage: Any, path: str | os.PathLike[str]) -> None:
+        """Write the rows of a storage to a folder."""
+        storage.dumps(path)
+
+    def loads(self, storage: Any, path: str | os.PathLike[str]) -> None:
+        """Read the rows of a folder into a storage."""
+        storage.loads(path)
+
+
+class ListStorageCheckpointer(TensorStorageCheckpointer):
+    """What does so for lists."""
+
+
 class Checkpointed:
     """A storage whose checkpoints another object writes and reads: one with `dumps(storage, path)` and `loads`."""
 

@@ -266,7 +266,9 @@ def mark_pieces(batch: Any, sampler: SliceSampler, info: dict[Any, Any]) -> None
     batch.set(path, mark)
     done = (*path[:-1], "done")
     before = batch.get(done, None)
-    batch.set(done, before | mark.reshape(before.shape) if isinstance(before, Tensor) else mark.clone())
+    info[done] = before | mark.reshape(before.shape) if isinstance(before, Tensor) else mark.clone()
+    batch.set(done, info[done])
     ended = (*path[:-1], "terminated")
     if batch.get(ended, None) is None:
         batch.set(ended, torch.zeros_like(mark))
+    info[ended] = batch.get(ended)

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, OutOfRangeError
+from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, KeyNotFoundError, OutOfRangeError
 from tdstore.rl.storages.state import Ints
+from tdstore.rl.storages.tabular import TabularStorage
 
 _FILE = "sampler_metadata.json"
 Info = dict[Any, Any]
@@ -64,6 +65,10 @@ class Sampler(ABC):
     def can_sample(self, storage: Any, batch_size: int) -> bool:
         """Check whether a batch of so many slots can be sampled from the storage; nothing is drawn."""
         return len(storage) > 0
+
+    def available(self, storage: Any, batch_size: int) -> int:
+        """Return how many places there are to sample from: rows, or places where a piece can begin."""
+        return len(storage)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Draw from that generator from now on."""
@@ -315,6 +320,98 @@ class ConsumingSampler(Sampler):
     def __repr__(self) -> str:
         """Return the class and the limit."""
         return f"{type(self).__name__}(max_sample_count={self.max_sample_count})"
+
+
+class StalenessAwareSampler(Sampler):
+    """Rows by the age of the policy that made them, their staleness: `consumer_version` less the version of the row.
+
+    No row is twice in a batch, unless there are fewer rows to choose from than a batch has. Each sample reads the
+    versions of all rows. Its staleness is the entry "staleness" of a sample of TensorDicts, float32 `[batch_size]`.
+
+    Args:
+        max_staleness: rows that are staler are not sampled; -1: there is no limit.
+        staleness_weight_fn: returns the weights of rows by their staleness, float32 `[n]`; by default
+            `1 / (staleness + 1)`. Rows without weight are not sampled.
+        version_key: entry with the version of the policy, one number a row. One that is newer than the consumer's
+            counts as that.
+
+    Raises:
+        TypeError: `staleness_weight_fn` is no function.
+
+    Example:
+        >>> sampler = StalenessAwareSampler(max_staleness=1)
+        >>> rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler, batch_size=2)
+        >>> _ = rb.extend(TensorDict({"policy_version": torch.tensor([0, 1, 2, 3])}, [4]))
+        >>> sampler.consumer_version = 3
+        >>> rb.sample()["policy_version"].sort().values
+        tensor([2, 3])
+    """
+
+    def __init__(
+        self, max_staleness: int = -1, staleness_weight_fn: Any = None, version_key: Any = "policy_version"
+    ) -> None:
+        super().__init__()
+        if staleness_weight_fn is not None and not callable(staleness_weight_fn):
+            raise InvalidTypeError(f"staleness_weight_fn is a function, not {staleness_weight_fn!r:.100}")
+        self.max_staleness, self.version_key = max_staleness, version_key
+        self.staleness_weight_fn = staleness_weight_fn
+        self.consumer_version = 0
+
+    def increment_consumer_version(self) -> None:
+        """Add 1 to the version of the policy that is trained."""
+        self.consumer_version += 1
+
+    def _weights(self, storage: Any) -> tuple[Tensor, Tensor]:
+        """Return the staleness and the weight of each row."""
+        versions = (
+            storage.column(self.version_key, np.arange(len(storage))) if isinstance(storage, TabularStorage) else None
+        )
+        if versions is None or versions.numel() != len(storage):
+            raise KeyNotFoundError(
+                f"the rows have no entry {self.version_key!r} with the version of the policy, one number a row"
+            )
+        staleness = (self.consumer_version - versions.reshape(-1).cpu().to(torch.float64)).clamp_(min=0).float()
+        weigh = self.staleness_weight_fn
+        weights = 1 / (staleness + 1) if weigh is None else torch.as_tensor(weigh(staleness)).reshape(-1)
+        if weights.shape != staleness.shape or not bool((weights >= 0).all()):
+            raise InvalidArgumentError("staleness_weight_fn returns a weight of 0 or more for each row")
+        if self.max_staleness >= 0:
+            weights = weights.float().masked_fill(staleness > self.max_staleness, 0.0)
+        return staleness, weights
+
+    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+        """Choose slots by the weights of their staleness.
+
+        Raises:
+            RuntimeError: all rows are too stale, or without weight. KeyError: they have no version.
+            ValueError: `staleness_weight_fn` returns no weight for each row.
+        """
+        staleness, weights = self._weights(storage)
+        several = int(weights.count_nonzero())
+        if not several:
+            raise InvalidStateError(
+                f"all {len(weights)} rows are staler than max_staleness={self.max_staleness}, or have no weight, at "
+                f"consumer_version={self.consumer_version}"
+            )
+        picked = torch.multinomial(weights, batch_size, batch_size > several, generator=self._rng)
+        return picked.numpy(), {"staleness": staleness[picked]}
+
+    def can_sample(self, storage: Any, batch_size: int) -> bool:
+        """Check whether a row is fresh enough."""
+        return len(storage) > 0 and bool(self._weights(storage)[1].any())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the version of the policy that is trained, and the limit."""
+        return {"_consumer_version": self.consumer_version, "_max_staleness": self.max_staleness}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with that version."""
+        self.consumer_version = int(state_dict["_consumer_version"])
+        self.max_staleness = int(state_dict["_max_staleness"])
+
+    def __repr__(self) -> str:
+        """Return the class, the version and the limit."""
+        return f"{type(self).__name__}(consumer_version={self.consumer_version}, max_staleness={self.max_staleness})"
 
 
 def as_index(slots: Ints, storage: Any) -> Tensor | tuple[Tensor, ...]:

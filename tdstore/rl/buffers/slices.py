@@ -144,7 +144,8 @@ class SliceSampler(Sampler):
         other = batch_size // size
         return (size, other) if self.slice_len is None else (other, size)
 
-    def _look(self, storage: Any) -> Lanes:
+    def look(self, storage: Any) -> Lanes:
+        """Read where trajectories begin, of the rows that were written since, and return it."""
         several = storage.ndim > 1
         if several != isinstance(self._trajectories, ParallelTrajectories):
             kind = ParallelTrajectories if several else Trajectories
@@ -156,7 +157,7 @@ class SliceSampler(Sampler):
     def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
         """Choose pieces."""
         pieces, length = self._shape(batch_size)
-        found = self._look(storage)
+        found = self.look(storage)
         begins, lengths = self._choose(found, pieces, length)
         sizes = np.minimum(lengths, length)
         before, after = (np.minimum(sizes - 1, length if most is True else most) for most in self._span)
@@ -176,8 +177,15 @@ class SliceSampler(Sampler):
         _, length = self._shape(batch_size)
         if not len(storage):
             return False
-        _, sizes = self._look(storage).begins_and_lengths()
+        _, sizes = self.look(storage).begins_and_lengths()
         return bool((sizes >= (length if self.strict_length else 1)).any())
+
+    def available(self, storage: Any, batch_size: int) -> int:
+        """Return how many places there are where a piece can begin."""
+        _, length = self._shape(batch_size)
+        _, sizes = self.look(storage).begins_and_lengths()
+        places = sizes - length + 1
+        return int(places.clip(min=0 if self.strict_length else 1).sum())
 
     def _choose(self, found: Lanes, pieces: int, length: int) -> tuple[Ints, Ints]:
         """Choose trajectories for the pieces: their begins and their lengths."""
@@ -288,7 +296,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
     def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
         """Choose the next pieces of the pass."""
         pieces, length = self._shape(batch_size)
-        found = self._look(storage)
+        found = self.look(storage)
         seen = (storage.write_count, storage.epoch)
         if seen != self._seen or self._at >= len(self._begins):
             self._start(found, length)
@@ -382,7 +390,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
         """Choose first rows by their priorities, and the rows that follow them."""
         pieces, length = self._shape(batch_size)
-        found = self._look(storage)
+        found = self.look(storage)
         first, ends = np.zeros(0, np.int64), np.zeros(0, np.int64)
         for _ in range(4 * _TRIES):
             slots, _ = PrioritizedSampler.slots(self, storage, pieces)

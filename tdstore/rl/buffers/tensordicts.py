@@ -1,7 +1,9 @@
-"""Replay buffers with priorities, and those of TensorDicts."""
+"""Replay buffers with priorities, those of TensorDicts, and those that replace goals in hindsight."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,15 @@ from torch import Tensor
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.errors import InvalidArgumentError, KeyNotFoundError
+from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError
 from tdstore.rl.buffers.buffer import ReplayBuffer
 from tdstore.rl.buffers.parts import collated, is_storage, made_part
 from tdstore.rl.buffers.prioritized import PrioritizedSampler, as_numbers, ranked
+from tdstore.rl.buffers.samplers import as_slots
+from tdstore.rl.buffers.slices import SliceSampler
 from tdstore.rl.buffers.writers import TensorDictRoundRobinWriter, only_collections
 from tdstore.rl.storages.lists import ListStorage
+from tdstore.rl.storages.state import Ints
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
 
 
@@ -148,9 +153,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if type(batch) is TensorDict or (is_collection(batch) and not tdstore.is_tensorclass(batch)):
             index = info["index"]
             batch.set("index", torch.stack(index, -1) if isinstance(index, tuple) else index)
-            weight = info.get("priority_weight")
-            if weight is not None:
-                batch.set("priority_weight", weight)
+            for name in ("priority_weight", "staleness"):
+                if (value := info.get(name)) is not None:
+                    batch.set(name, value)
         return super()._finished(batch, info)
 
 
@@ -184,3 +189,113 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         storage = made_part("storage", storage, lambda: ListStorage(1000), is_storage)
         sampler = PrioritizedSampler(storage.max_size, alpha, beta, eps, reduction=reduction)
         super().__init__(priority_key=priority_key, storage=storage, sampler=sampler, **kwargs)
+
+
+class HindsightStrategy(StrEnum):
+    """Which row a `HERReplayBuffer` takes a goal from."""
+
+    FUTURE = "future"
+    """The row itself, or one after it in its episode."""
+    FINAL = "final"
+    """The last row of its episode."""
+    EPISODE = "episode"
+    """Any row of its episode."""
+    RANDOM = "random"
+    """Any row."""
+
+
+class HERReplayBuffer(TensorDictReplayBuffer):
+    """A replay buffer for goals, which samples rows as if what was achieved later had been the goal.
+
+    In a share of each batch the goal is what another row achieved, and the reward is computed anew. The stored rows are
+    not changed. Transforms are called with rows whose goals are replaced. Episodes end where `end_key`, or the entry
+    "terminated" beside it, is true, and at the last row; they may span the end of the ring.
+
+    Args:
+        reward_fn: called with the rows whose goals were replaced; returns their rewards.
+        her_ratio: the share of a batch, 0 to 1.
+        strategy: a `HindsightStrategy` or its name.
+        goal_key: entry with the goal. If the rows have it below "next", too, it is replaced there as well.
+        achieved_goal_key: entry with what was achieved.
+        reward_key: entry with the reward.
+        end_key: entry that is true in the last row of an episode.
+        sampler: chooses the rows of a batch. Default: `RandomSampler()`.
+        **kwargs: as `TensorDictReplayBuffer`.
+
+    Raises:
+        ValueError: `her_ratio` or `strategy` is out of its range. TypeError: `reward_fn` cannot be called, or the
+            storage has objects in place of entries.
+
+    Example:
+        >>> def reward(rows):
+        ...     return (rows["achieved_goal"] == rows["desired_goal"]).float()
+        >>> rb = HERReplayBuffer(reward, her_ratio=1.0, strategy="final", storage=LazyTensorStorage(9), batch_size=3)
+        >>> done = torch.tensor([[False], [False], [True]])
+        >>> after = TensorDict({"reward": torch.zeros(3, 1), "done": done}, [3])
+        >>> goals = {"achieved_goal": torch.arange(3.0).view(3, 1), "desired_goal": torch.full((3, 1), 7.0)}
+        >>> _ = rb.extend(TensorDict({**goals, "next": after}, [3]))
+        >>> rb.sample()["desired_goal"].flatten()
+        tensor([2., 2., 2.])
+    """
+
+    def __init__(
+        self,
+        reward_fn: Callable[[Any], Tensor],
+        *,
+        her_ratio: float = 0.8,
+        strategy: HindsightStrategy | str = "future",
+        goal_key: Any = "desired_goal",
+        achieved_goal_key: Any = "achieved_goal",
+        reward_key: Any = ("next", "reward"),
+        end_key: Any = ("next", "done"),
+        sampler: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if not callable(reward_fn):
+            raise InvalidTypeError(f"reward_fn is a function of rows, not {type(reward_fn).__name__}")
+        if not 0 <= her_ratio <= 1:
+            raise InvalidArgumentError(f"her_ratio is a share, 0 to 1, not {her_ratio}")
+        if strategy not in list(HindsightStrategy):
+            raise InvalidArgumentError(f"strategy is one of {', '.join(HindsightStrategy)}, not {strategy!r}")
+        self.reward_fn, self.her_ratio, self.strategy = reward_fn, her_ratio, HindsightStrategy(strategy)
+        self.goal_key, self.achieved_goal_key = goal_key, achieved_goal_key
+        self.reward_key, self.end_key = reward_key, end_key
+        path = (end_key,) if isinstance(end_key, str) else tuple(end_key)
+        self._episodes = SliceSampler(slice_len=1, end_keys=[path, (*path[:-1], "terminated")])
+        super().__init__(sampler=sampler, **kwargs)
+
+    def _begin(self) -> None:
+        super()._begin()
+        if not isinstance(self._storage, TabularStorage):
+            raise InvalidTypeError(f"goals are entries of rows, and a {type(self._storage).__name__} has objects")
+
+    def _finished(self, batch: Any, info: dict[Any, Any]) -> Any:
+        rows = torch.randperm(len(batch), generator=self._generator)[: round(self.her_ratio * len(batch))]
+        if len(rows):
+            with self._lock:
+                slots = self._goal_slots(as_slots(info["index"], self._storage)[rows.numpy()])
+                goals = self._storage.column(self.achieved_goal_key, slots)
+            path = (self.goal_key,) if isinstance(self.goal_key, str) else tuple(self.goal_key)
+            for key, value in ((self.achieved_goal_key, goals), (path, batch.get(path, None))):
+                if value is None:
+                    raise KeyNotFoundError(f"the rows have no entry {key!r}, which hindsight needs")
+            for key in (path, ("next", *path)):
+                if (present := batch.get(key, None)) is not None:
+                    present[rows] = goals.to(present)
+            present = batch.get(self.reward_key)
+            present[rows] = torch.as_tensor(self.reward_fn(batch[rows])).reshape(present[rows].shape).to(present)
+        return super()._finished(batch, info)
+
+    def _goal_slots(self, slots: Ints) -> Ints:
+        """Choose for each row the one that its goal is of."""
+        drawn = torch.rand(len(slots), dtype=torch.float64, generator=self._generator).numpy()
+        if self.strategy is HindsightStrategy.RANDOM:
+            return (drawn * len(self._storage)).astype(np.int64)
+        found = self._episodes.look(self._storage)
+        first, stops = found.containing(slots)
+        if self.strategy is HindsightStrategy.EPISODE:
+            begins, _ = found.begins_and_lengths()
+            first = begins[begins.searchsorted(first, side="right") - 1]
+        elif self.strategy is HindsightStrategy.FINAL:
+            first = stops - 1
+        return found.slots(first + (drawn * (stops - first)).astype(np.int64))

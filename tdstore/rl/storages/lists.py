@@ -259,7 +259,7 @@ class ListStorage(Storage):
         """Copy the objects of a state dict."""
         items: list[Any] = []
         for one in state_dict["_storage"]:
-            if isinstance(one, dict) and "__batch_size" in one:
+            if isinstance(one, dict) and _is_state(one):
                 items.append(TensorDict({}, batch_size=[]).load_state_dict(one, strict=False))
             else:
                 items.append(_copied(one))
@@ -331,6 +331,11 @@ def _items(data: Any) -> list[Any]:
     if isinstance(data, dict):
         return [dict(zip(data, parts, strict=True)) for parts in zip(*map(_items, data.values()), strict=True)]
     return list(data)
+
+
+def _is_state(item: dict[Any, Any]) -> bool:
+    """Check whether a dict is the state dict of a TensorDict, of today or of earlier releases."""
+    return "__batch_size" in item or "batch_size" in getattr(item, "_metadata", {}).get("", ())
 
 
 def _copied(item: Any) -> Any:

@@ -120,3 +120,16 @@ def test_of_the_rows_the_smallest_is_replaced_first(values, index, content):
     for value in values:
         one.add(TensorDict({"r": torch.tensor(value)}, []))
     assert one[:]["r"].tolist() == content
+
+
+def test_what_is_said_of_a_batch_of_pieces_has_the_marks_of_its_steps():
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(6), sampler=SliceSampler(slice_len=2, traj_key="episode"), batch_size=4
+    )
+    done = torch.tensor([[False], [False], [True]] * 2)
+    buffer.extend(TensorDict({"episode": torch.arange(6) // 3, "next": {"done": done}}, [6]).auto_batch_size_(1))
+    batch, info = buffer.sample(return_info=True)
+    assert set(info) == {"index", *(("next", name) for name in ("done", "terminated", "truncated"))}
+    for name in ("done", "terminated", "truncated"):
+        assert torch.equal(info["next", name], batch["next", name])
+    assert info["next", "done"].flatten().tolist() == [False, True, False, True]

@@ -1,0 +1,567 @@
+"""Several replay buffers that are sampled as one, and the tuples of their parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, overload
+
+import torch
+from torch import Tensor
+
+import tdstore
+from tdstore import TensorDict
+from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, OutOfRangeError, StateDictError
+from tdstore.rl.buffers.buffer import ReplayBuffer
+from tdstore.rl.buffers.parts import collated
+from tdstore.rl.buffers.samplers import Info, Sampler
+from tdstore.rl.buffers.writers import Writer, only_collections
+from tdstore.rl.storages.state import Ints
+from tdstore.rl.storages.tabular import is_collection
+
+if TYPE_CHECKING:
+    from tdstore import TensorDictBase
+
+P = TypeVar("P")
+
+
+class Ensemble(Generic[P]):
+    """A tuple of parts, one for each member of an ensemble."""
+
+    _parts: tuple[P, ...]
+
+    def __len__(self) -> int:
+        """Return the number of members."""
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[P]:
+        return iter(self._parts)
+
+    @overload
+    def __getitem__(self, index: int) -> P: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+
+    def __getitem__(self, index: int | slice) -> P | Self:
+        """Return the part of one member, or an ensemble of those of several."""
+        return self._subset(range(len(self))[index]) if isinstance(index, slice) else self._parts[index]
+
+    def _subset(self, members: Sequence[int]) -> Self:
+        return type(self)(*(self._parts[k] for k in members))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self._parts))})"
+
+
+class StorageEnsemble(Ensemble[Any]):
+    """The storages of an ensemble of buffers. Rows are written through the buffers: `ensemble[0].extend(...)`.
+
+    Args:
+        *storages: one for each member.
+        transforms: for each member, what is called with its part of a batch, or None.
+
+    Raises:
+        ValueError: there is another number of transforms.
+
+    Example:
+        >>> storages = StorageEnsemble(LazyTensorStorage(3), LazyTensorStorage(4))
+        >>> len(storages), storages[1].max_size, storages.max_size
+        (2, 4, 7)
+    """
+
+    ndim = 1
+    initialized = True
+
+    def __init__(self, *storages: Any, transforms: Sequence[Any] | None = None) -> None:
+        self._parts = storages
+        self.transforms = [None] * len(storages) if transforms is None else list(transforms)
+        if len(self.transforms) != len(storages):
+            raise InvalidArgumentError(f"there are {len(self.transforms)} transforms for {len(storages)} storages")
+
+    def _subset(self, members: Sequence[int]) -> Self:
+        return type(self)(*(self._parts[k] for k in members), transforms=[self.transforms[k] for k in members])
+
+    @property
+    def max_size(self) -> int:
+        """Slots of all storages."""
+        return sum(int(one.max_size) for one in self._parts)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Number of slots."""
+        return torch.Size((self.max_size,))
+
+    def get(self, index: Any) -> list[tuple[int, Any]]:
+        """Return the rows of an index as a sample has it: pairs of the number of a member and its rows.
+
+        Args:
+            index: a TensorDict `[members, rows]` of "buffer_ids" and "index".
+        """
+        return [
+            (int(ids.reshape(-1)[0]), self._parts[int(ids.reshape(-1)[0])].get(rows))
+            for ids, rows in zip(index["buffer_ids"], index["index"], strict=True)
+        ]
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
+        """Refuse to write.
+
+        Args:
+            cursor, data, set_cursor: as `Storage.set`.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise _not_here()
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Call `register_save_hook(hook)` of each storage."""
+        for one in self._parts:
+            one.register_save_hook(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Call `register_load_hook(hook)` of each storage."""
+        for one in self._parts:
+            one.register_load_hook(hook)
+
+
+class WriterEnsemble(Ensemble[Any], Writer):
+    """The writers of an ensemble of buffers.
+
+    Args:
+        *writers: one for each member.
+
+    Example:
+        >>> len(WriterEnsemble(RoundRobinWriter(), ImmutableDatasetWriter()))
+        2
+    """
+
+    def __init__(self, *writers: Any) -> None:
+        Writer.__init__(self)
+        self._parts = writers
+
+    def register_storage(self, storage: Any) -> None:
+        """Do nothing: each member has a storage of its own."""
+
+    def add(self, data: Any) -> NoReturn:
+        """Refuse to write.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise _not_here()
+
+    def extend(self, data: Any) -> NoReturn:
+        """Refuse to write.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise _not_here()
+
+    @property
+    def write_count(self) -> int:
+        """Rows that were ever written, of all members."""
+        return sum(int(one.write_count) for one in self._parts)
+
+
+class SamplerEnsemble(Ensemble[Any], Sampler):
+    """The samplers of an ensemble of buffers, and how its members are chosen.
+
+    Args:
+        *samplers: one for each member.
+        p: the share of each member, by any common factor; None: equal shares. "sampleable": the number of rows of each
+            (of slices, of the places where one can begin), and 0 where there is no batch.
+        sample_from_all: each batch has rows of each member.
+        num_buffer_sampled: from how many members a batch is drawn, with replacement; as many as there are by default.
+
+    Raises:
+        ValueError: `p` is not a share for each member, or `num_buffer_sampled` below 1.
+        RuntimeError: `p` and `sample_from_all`.
+
+    Example:
+        >>> SamplerEnsemble(RandomSampler(), RandomSampler(), p=[1, 3]).p
+        tensor([0.2500, 0.7500])
+    """
+
+    def __init__(
+        self, *samplers: Any, p: Any = None, sample_from_all: bool = False, num_buffer_sampled: int | None = None
+    ) -> None:
+        Sampler.__init__(self)
+        self._parts = samplers
+        if p is not None and sample_from_all:
+            raise InvalidStateError("give one of p and sample_from_all")
+        if isinstance(p, str) and p != "sampleable":
+            raise InvalidArgumentError(f'p is "sampleable", or a share for each member, not {p!r}')
+        if p is not None and not isinstance(p, str):
+            p = torch.as_tensor(p, dtype=torch.float32).flatten()
+            if len(p) != len(samplers) or not bool((p >= 0).all()) or not 0 < float(p.sum()) < float("inf"):
+                raise InvalidArgumentError(f"p={p.tolist()} is no share for each of {len(samplers)} members")
+            p = p / p.sum()
+        if num_buffer_sampled is not None and num_buffer_sampled < 1:
+            raise InvalidArgumentError(f"a batch is drawn from at least 1 member, not {num_buffer_sampled}")
+        self.p, self.sample_from_all = p, sample_from_all
+        self.num_buffer_sampled = len(samplers) if num_buffer_sampled is None or sample_from_all else num_buffer_sampled
+
+    def _subset(self, members: Sequence[int]) -> Self:
+        p = self.p if self.p is None or isinstance(self.p, str) else self.p[list(members)]
+        return type(self)(
+            *(self._parts[k] for k in members), p=p, sample_from_all=self.sample_from_all,
+            num_buffer_sampled=self.num_buffer_sampled,
+        )  # fmt: skip
+
+    def rows_each(self, batch_size: int) -> int:
+        """Return how many rows of a batch each chosen member gives.
+
+        Raises:
+            ValueError: the batch cannot be divided among them.
+        """
+        if batch_size % self.num_buffer_sampled:
+            raise InvalidArgumentError(
+                f"a batch of {batch_size} rows cannot be divided by the {self.num_buffer_sampled} members it is drawn "
+                "from (num_buffer_sampled)"
+            )
+        return batch_size // self.num_buffer_sampled
+
+    def choose(self, available: Callable[[], Sequence[int]]) -> list[int]:
+        """Choose the members of a batch.
+
+        Args:
+            available: returns the number of rows of each member that can be sampled.
+
+        Raises:
+            RuntimeError: with "sampleable", no member has a batch.
+        """
+        if self.sample_from_all:
+            return list(range(len(self)))
+        if self.p is None:
+            chosen: list[int] = torch.randint(len(self), (self.num_buffer_sampled,), generator=self._rng).tolist()
+            return chosen
+        shares = torch.tensor(available(), dtype=torch.float32) if isinstance(self.p, str) else self.p
+        if not bool(shares.any()):
+            raise InvalidStateError("no member of this ensemble can be sampled")
+        return torch.multinomial(shares, self.num_buffer_sampled, True, generator=self._rng).tolist()
+
+    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+        """Refuse to choose slots, which are those of members.
+
+        Args:
+            storage, batch_size: as `Sampler.slots`.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise InvalidStateError("the members of a ReplayBufferEnsemble are sampled through it")
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Draw from that generator from now on, and have all members do so."""
+        self._rng = generator
+        for one in self._parts:
+            if isinstance(one, Sampler):
+                one.set_rng(generator)
+            else:
+                one._rng = generator
+
+
+class ReplayBufferEnsemble(ReplayBuffer):
+    """Several replay buffers that are sampled as one.
+
+    A batch has the shape `[members, rows]`: for each member it is drawn from, rows that this member samples and
+    transforms. Its entry "index" is a TensorDict of "buffer_ids" and "index". Where members have other entries or
+    shapes, batches are lazy stacks. `ensemble[0]` is a member, `ensemble[:2]` an ensemble of two.
+
+    Args:
+        *buffers: the members; or else their parts:
+        storages, samplers, writers: ensembles of as many parts.
+        transform: called with each batch.
+        batch_size: rows of a batch, of all members together.
+        collate_fn: makes a batch of a list of the batches of members. Default: they are stacked.
+        collate_fns: for each member, as `collate_fn` of `ReplayBuffer`; only where parts are given.
+        p, sample_from_all, num_buffer_sampled: as `SamplerEnsemble`.
+        routing_key: entry with the number of the member that a row is written to; without it, and without
+            `routing_dim`, rows are only written through members.
+        routing_dim: dimension of data whose places are the members.
+        generator, **kwargs: as `ReplayBuffer`.
+
+    Raises:
+        TypeError: there are no members, members and parts, or other objects.
+        ValueError: the numbers of parts differ, or both ways of routing are given.
+
+    Example:
+        >>> members = [TensorDictReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(2)]
+        >>> rb = ReplayBufferEnsemble(*members, sample_from_all=True, batch_size=6)
+        >>> for k in range(2):
+        ...     _ = rb[k].extend(TensorDict({"obs": torch.full((5,), k)}, [5]))
+        >>> rb.sample()["obs"]
+        tensor([[0, 0, 0],
+                [1, 1, 1]])
+    """
+
+    def __init__(
+        self,
+        *buffers: ReplayBuffer,
+        storages: StorageEnsemble | None = None,
+        samplers: SamplerEnsemble | None = None,
+        writers: WriterEnsemble | None = None,
+        transform: Any = None,
+        batch_size: int | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        collate_fns: Sequence[Any] | None = None,
+        p: Any = None,
+        sample_from_all: bool = False,
+        num_buffer_sampled: int | None = None,
+        routing_key: Any = None,
+        routing_dim: int | None = None,
+        generator: torch.Generator | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if buffers:
+            if storages is not None or samplers is not None or writers is not None or collate_fns is not None:
+                raise InvalidTypeError("give the members of an ensemble, or their parts, not both")
+            for member in buffers:
+                if not isinstance(member, ReplayBuffer):
+                    raise InvalidTypeError(f"members of an ensemble are buffers, not {type(member).__name__}")
+            storages = StorageEnsemble(*(member.storage for member in buffers))
+            samplers = SamplerEnsemble(
+                *(member.sampler for member in buffers),
+                p=p, sample_from_all=sample_from_all, num_buffer_sampled=num_buffer_sampled,
+            )  # fmt: skip
+            writers = WriterEnsemble(*(member.writer for member in buffers))
+        elif storages is None or samplers is None or writers is None:
+            raise InvalidTypeError("give the members of an ensemble, or all of storages, samplers and writers")
+        else:
+            collate_fns = [None] * len(storages) if collate_fns is None else collate_fns
+            if len({len(storages), len(samplers), len(writers), len(collate_fns)}) != 1:
+                raise InvalidArgumentError(
+                    f"there are {len(storages)} storages, {len(samplers)} samplers, {len(writers)} writers and "
+                    f"{len(collate_fns)} collate_fns"
+                )
+            parts = zip(storages, samplers, writers, storages.transforms, collate_fns, strict=True)
+            buffers = tuple(
+                ReplayBuffer(storage=rows, sampler=sampler, writer=writer, transform=made, collate_fn=collate)
+                for rows, sampler, writer, made, collate in parts
+            )
+        if routing_key is not None and routing_dim is not None:
+            raise InvalidArgumentError("give one of routing_key and routing_dim")
+        self.members = buffers
+        self.routing_key, self.routing_dim = routing_key, routing_dim
+        super().__init__(
+            storage=storages, sampler=samplers, writer=writers, transform=transform, batch_size=batch_size,
+            collate_fn=collate_fn, generator=generator, **kwargs,
+        )  # fmt: skip
+
+    # -- reading -----------------------------------------------------------------------------
+    def _sample(self, size: int) -> tuple[Any, dict[Any, Any]]:
+        rows = self._sampler.rows_each(size)
+        batches, infos = [], []
+        with self._lock:
+            for k in self._sampler.choose(lambda: [_sampleable(member, rows) for member in self.members]):
+                batch, info = self.members[k]._sample(rows)
+                batches.append(batch)
+                infos.append(_described(k, info))
+        about = collated(infos)
+        batch = collated(batches) if self._collate is None else self._collate(batches)
+        if is_collection(batch) and not tdstore.is_tensorclass(batch) and batch.batch_size[:2] == about.batch_size:
+            batch.set("index", about["index"])
+        return self._transformed(batch), about
+
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Check whether a batch can be sampled now, whichever members are chosen.
+
+        Args:
+            batch_size: the number of rows; default: that of the constructor.
+
+        Raises:
+            RuntimeError: there is no batch size. ValueError: it cannot be divided among members.
+        """
+        size = self._batch_size if batch_size is None else batch_size
+        if size is None:
+            raise InvalidStateError("no batch size: give one to can_sample(), or to the constructor of the ensemble")
+        rows = self._sampler.rows_each(size)
+        ready = [member.can_sample(rows) for member in self.members]
+        return any(ready) if isinstance(self._sampler.p, str) else all(ready)
+
+    def __len__(self) -> int:
+        """Return the number of members."""
+        return len(self.members)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a member, an ensemble of several, or rows: `ensemble[members, rows]`.
+
+        Raises:
+            IndexError: there is no such member. TypeError: the index is of another kind.
+        """
+        index, rows = index if isinstance(index, tuple) and len(index) == 2 else (index, None)
+        members = range(len(self))[index] if isinstance(index, slice) else index
+        if isinstance(members, int):
+            if not -len(self) <= members < len(self):
+                raise OutOfRangeError(f"there is no member {members} among {len(self)}")
+            member = self.members[members]
+            return member if rows is None else member[rows]
+        if not isinstance(members, (range, list, Tensor)):
+            raise InvalidTypeError(f"members of an ensemble are told by integers, not by {index!r}")
+        chosen = [range(len(self))[int(k)] for k in members]
+        if rows is not None:
+            return collated([self.members[k][rows] for k in chosen])
+        return ReplayBufferEnsemble._of(self, chosen)
+
+    def _of(self, chosen: list[int]) -> ReplayBufferEnsemble:
+        sampler = self._sampler._subset(chosen)
+        made = ReplayBufferEnsemble(
+            *(self.members[k] for k in chosen), batch_size=self._batch_size, collate_fn=self._collate,
+            p=sampler.p, sample_from_all=sampler.sample_from_all, num_buffer_sampled=sampler.num_buffer_sampled,
+        )  # fmt: skip
+        made._transforms.extend(self._transforms)
+        return made
+
+    def stats(self) -> dict[str, Any]:
+        """Return how full the members are together."""
+        each = [member.stats() for member in self.members]
+        total = {key: sum(one[key] for one in each) for key in ("size", "capacity", "write_count")}
+        return {
+            **total, "utilization": total["size"] / total["capacity"], "prefetch_queue_size": len(self._pending),
+            "initialized": all(one["initialized"] for one in each), "num_buffers": len(self),
+        }  # fmt: skip
+
+    # -- writing -----------------------------------------------------------------------------
+    def extend(self, data: Any) -> TensorDictBase:  # type: ignore[override]  # which says the members, too
+        """Write rows to the members that they name.
+
+        Each member writes its rows wholly or not at all; an error of one leaves those of members before it written.
+
+        Returns:
+            A TensorDict `[n]` of "buffer_ids" and "index".
+
+        Raises:
+            RuntimeError: there is neither `routing_key` nor `routing_dim`. ValueError: a row names no member.
+        """
+        if self.routing_key is None and self.routing_dim is None:
+            raise _not_here()
+        ids = self._routes(only_collections(data))
+        flat = data.reshape(-1)
+        index = torch.empty(len(ids), dtype=torch.int64)
+        with self._lock:
+            for k in ids.unique().tolist():
+                rows = (ids == k).nonzero().squeeze(-1)
+                index[rows] = self.members[k].extend(flat[rows])
+        return TensorDict({"buffer_ids": ids, "index": index}, [len(ids)])
+
+    def _routes(self, data: Any) -> Tensor:
+        """Return the members that rows go to, int64 `[n]`."""
+        if self.routing_key is not None:
+            named = data.get(self.routing_key, None)
+            if not isinstance(named, Tensor) or named.dtype.is_floating_point or named.numel() != data.numel():
+                raise InvalidArgumentError(f"rows have no integer {self.routing_key!r}, which names their member")
+            ids = named.reshape(-1).long()
+        else:
+            dim, shape = self.routing_dim, data.batch_size
+            if dim is None or not -len(shape) <= dim < len(shape) or shape[dim] != len(self):
+                raise InvalidArgumentError(
+                    f"data of {list(shape)} has not {len(self)} places, one a member, along routing_dim={dim}"
+                )
+            sizes = [1] * len(shape)
+            sizes[dim] = len(self)
+            ids = torch.arange(len(self)).reshape(sizes).expand(shape).reshape(-1)
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self):
+            raise InvalidArgumentError(f"members are 0 to {len(self) - 1}, and rows name {ids.unique().tolist()}")
+        return ids
+
+    def add(self, data: Any) -> TensorDictBase:  # type: ignore[override]
+        """Write one row to the member that its `routing_key` names; otherwise as `extend`."""
+        return self.extend(only_collections(data).unsqueeze(0))[0]
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Set priorities of rows.
+
+        Args:
+            index: a TensorDict of "buffer_ids" and "index", as a sample has it.
+            priority: a number, or as many as there are rows.
+        """
+        ids, rows = index["buffer_ids"].reshape(-1), index["index"]
+        rows = rows.reshape(len(ids), -1) if rows.numel() != len(ids) else rows.reshape(-1)
+        priority = torch.as_tensor(priority).reshape(-1).expand(len(ids))
+        with self._lock:
+            for k in ids.unique().tolist():
+                self.members[k].update_priority(rows[ids == k], priority[ids == k])
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Forget the rows of all members, as `ReplayBuffer.empty`."""
+        with self._lock:
+            self._clear_prefetched()
+            for member in self.members:
+                member.empty(empty_write_count)
+
+    # -- checkpoints, and the end ------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each member, by its number."""
+        return {str(k): member.state_dict() for k, member in enumerate(self.members)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume each member.
+
+        Raises:
+            KeyError: it is of another number of members.
+        """
+        _as_many(len(self), sorted(state_dict))
+        self._clear_prefetched()
+        for k, member in enumerate(self.members):
+            member.load_state_dict(state_dict[str(k)])
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint of each member, into a folder of its number."""
+        for k, member in enumerate(self.members):
+            member.dumps(FilePath(path) / str(k))
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Have each member go on where its checkpoint was written.
+
+        Raises:
+            KeyError: there is another number of checkpoints.
+        """
+        _as_many(len(self), sorted(found.name for found in FilePath(path).iterdir() if found.is_dir()))
+        self._clear_prefetched()
+        for k, member in enumerate(self.members):
+            member.loads(FilePath(path) / str(k))
+
+    def flush(self) -> None:
+        """Commit the rows of all members."""
+        for member in self.members:
+            member.flush()
+
+    def close(self) -> None:
+        """Close all members."""
+        self._clear_prefetched()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True)
+        for member in self.members:
+            member.close()
+
+
+def _sampleable(member: ReplayBuffer, rows: int) -> int:
+    if not member.can_sample(rows):
+        return 0
+    sampler = member.sampler
+    return sampler.available(member.storage, rows) if isinstance(sampler, Sampler) else len(member.storage)
+
+
+def _described(k: int, info: dict[Any, Any]) -> TensorDict:
+    """Return where the rows of a member's part of a batch are from, and what its sampler says of them."""
+    index = info["index"]
+    index = torch.stack(index, -1) if isinstance(index, tuple) else index
+    place = TensorDict({"buffer_ids": torch.full((len(index),), k), "index": index}, [len(index)])
+    rest = {key: value for key, value in info.items() if key != "index" and isinstance(value, Tensor)}
+    return TensorDict({"index": place, **rest}, [len(index)])
+
+
+def _as_many(members: int, found: list[str]) -> None:
+    if found != sorted(map(str, range(members))):
+        raise StateDictError(f"this ensemble has {members} members, and there are {', '.join(found)}")
+
+
+def _not_here() -> InvalidStateError:
+    return InvalidStateError(
+        "rows of an ensemble are written through its members, ensemble[0].extend(...), or with routing_key= or "
+        "routing_dim= of the ReplayBufferEnsemble"
+    )
