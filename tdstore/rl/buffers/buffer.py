@@ -23,6 +23,7 @@ from tdstore.rl.buffers.parts import (
     checkpointer_of,
     collated,
     consuming,
+    describe,
     inverted,
     is_sampler,
     is_storage,
@@ -165,6 +166,8 @@ class ReplayBuffer(RowAccess, Resumable):
         return object.__getattribute__(self, name)
 
     _default_writer: Callable[[], Writer] = RoundRobinWriter
+    _described = False
+    """Whether samples have entries of what the sampler says of their rows."""
 
     # -- parts -------------------------------------------------------------------------------
     @property
@@ -424,10 +427,16 @@ class ReplayBuffer(RowAccess, Resumable):
 
     def _finished(self, batch: Any, info: dict[Any, Any]) -> Any:
         """Return the result of `sample` for rows: collated, marked, transformed, pinned."""
+        listed = isinstance(batch, list)
+        tells = self._described or getattr(self._writer, "tells_index", False)
+        if tells and not listed:  # so that `collate_fn` has the entries, too
+            describe(batch, info, self._described)
         if self._collate is not None:
             batch = self._collate(batch)
-        elif isinstance(batch, list):
+        elif listed:
             batch = collated(batch)
+        if tells and listed:
+            describe(batch, info, self._described)
         if self._slices and is_collection(batch):
             mark_pieces(batch, self._sampler, info)
         batch = self._transformed(batch)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import tdstore
+from tdstore import TensorDict
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, TDStoreError
 from tdstore.interop import from_tensordict, to_tensordict
 from tdstore.rl.buffers.checkpoints import Checkpointer
@@ -245,6 +246,26 @@ def written_rows(index: V) -> V:
     if isinstance(index, Tensor) and index.ndim == 1:
         return cast("V", index[index >= 0])
     return index
+
+
+_SAID = ("priority_weight", "staleness")
+
+
+def describe(batch: Any, info: dict[Any, Any], said: bool) -> None:
+    """Set the entry "index" of a batch of TensorDicts.
+
+    Args:
+        batch: what rows are collated to.
+        info: what the sampler says of the rows.
+        said: whether the weights or the staleness of the rows are set, too.
+    """
+    if type(batch) is not TensorDict and (not is_collection(batch) or tdstore.is_tensorclass(batch)):
+        return
+    index = info["index"]
+    batch.set("index", torch.stack(index, -1) if isinstance(index, tuple) else index)
+    for name in _SAID if said else ():
+        if (value := info.get(name)) is not None:
+            batch.set(name, value)
 
 
 def mark_pieces(batch: Any, sampler: SliceSampler, info: dict[Any, Any]) -> None:

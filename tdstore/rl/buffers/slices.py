@@ -14,6 +14,8 @@ from tdstore.rl.buffers.trajectories import ParallelTrajectories, RowMarks, Traj
 from tdstore.rl.storages.state import Ints
 
 _TRIES = 8
+_DETECTED = (("collector", "traj_ids"), "episode")
+"""Entries that tell trajectories apart, where the caller names none."""
 MASK = ("collector", "mask")
 """Entry that is false in rows that only fill a batch."""
 Span = bool | int | tuple[bool | int, bool | int]
@@ -38,8 +40,10 @@ class SliceSampler(Sampler):
     Args:
         num_slices: number of pieces in a batch. Exactly one of this and `slice_len`.
         slice_len: number of rows of a piece.
-        traj_key: entry that is the same in all rows of a trajectory.
-        end_key: entry that is true in the last row of a trajectory; used without `traj_key`.
+        traj_key: entry that is the same in all rows of a trajectory. Without it and the next two, that is
+            `("collector", "traj_ids")` or "episode", if the rows have one of them.
+        end_key: entry that is true in the last row of a trajectory; used without `traj_key`. Default:
+            `("next", "done")`.
         end_keys: several such entries, any of which ends a trajectory; those that the rows lack are left out.
         init_key: entry that is made true in the first step of a piece, where the rows have it; None: it stays.
         pad_output: with `strict_length=False`, repeat the last step of a piece that is too short, so that the batch has
@@ -129,6 +133,7 @@ class SliceSampler(Sampler):
         """Set the entries that tell where trajectories end, and the one that is set where pieces begin."""
         if end_key is not None and end_keys is not None:
             raise InvalidStateError("give one of end_key and end_keys")
+        self._detects = end_key is None and end_keys is None and self.traj_key is None
         if end_keys is not None:
             end_key = list(end_keys)
         self.end_key = ("next", "done") if end_key is None else end_key
@@ -145,13 +150,24 @@ class SliceSampler(Sampler):
         return (size, other) if self.slice_len is None else (other, size)
 
     def look(self, storage: Any) -> Lanes:
-        """Read where trajectories begin, of the rows that were written since, and return it."""
-        several = storage.ndim > 1
-        if several != isinstance(self._trajectories, ParallelTrajectories):
+        """Read where trajectories begin, of the rows that were written since, and return it.
+
+        Raises:
+            TypeError: rows have no entries. KeyError: they lack the entry that tells trajectories apart.
+        """
+        several, key, entries = storage.ndim > 1, self.traj_key, getattr(storage, "entries", None)
+        if entries is None:
+            raise InvalidTypeError(
+                f"trajectories are told apart by entries, and a {type(storage).__name__} has objects: use a "
+                "LazyStackStorage or a LazyTensorStorage"
+            )
+        if self._detects and self._marks is None:
+            key = next((one for one in _DETECTED if one in entries), None)
+        if several != isinstance(self._trajectories, ParallelTrajectories) or key != self._trajectories.traj_key:
             kind = ParallelTrajectories if several else Trajectories
-            self._trajectories = kind(self.end_key, self.traj_key, self._marks)
+            self._trajectories = kind(self.end_key, key, self._marks)
         self._trajectories.look(storage)
-        self._trajectories.entries = storage.entries
+        self._trajectories.entries = entries
         return self._trajectories
 
     def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
@@ -241,7 +257,7 @@ class SliceSampler(Sampler):
 
     def empty(self) -> None:
         """Reset after all rows are gone."""
-        self._trajectories = Trajectories(self.end_key, self.traj_key)
+        self._trajectories = Trajectories(self.end_key, self.traj_key, self._marks)
 
     def __repr__(self) -> str:
         """Return the class and its sizes."""

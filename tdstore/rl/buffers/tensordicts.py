@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import tdstore
 from tdstore import TensorDict
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError
 from tdstore.rl.buffers.buffer import ReplayBuffer
-from tdstore.rl.buffers.parts import collated, is_storage, made_part
+from tdstore.rl.buffers.parts import is_storage, made_part
 from tdstore.rl.buffers.prioritized import PrioritizedSampler, as_numbers, ranked
 from tdstore.rl.buffers.samplers import as_slots
 from tdstore.rl.buffers.slices import SliceSampler
@@ -67,6 +66,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     """
 
     _default_writer = TensorDictRoundRobinWriter
+    _described = True
 
     def __init__(self, *, priority_key: Any = "td_error", **kwargs: Any) -> None:
         self.priority_key = priority_key
@@ -146,17 +146,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if index.ndim == 2 and self._storage.ndim == 1:
             index = index[:, 0]
         self.update_priority(index, self._reduced(priority, index.shape[0]))
-
-    def _finished(self, batch: Any, info: dict[Any, Any]) -> Any:
-        if isinstance(batch, list):
-            batch = collated(batch) if self._collate is None else self._collate(batch)
-        if type(batch) is TensorDict or (is_collection(batch) and not tdstore.is_tensorclass(batch)):
-            index = info["index"]
-            batch.set("index", torch.stack(index, -1) if isinstance(index, tuple) else index)
-            for name in ("priority_weight", "staleness"):
-                if (value := info.get(name)) is not None:
-                    batch.set(name, value)
-        return super()._finished(batch, info)
 
 
 class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):

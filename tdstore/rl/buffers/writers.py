@@ -44,6 +44,9 @@ class Writer(ABC):
         (0, 1)
     """
 
+    tells_index = False
+    """Whether samples of TensorDicts have the entry "index"."""
+
     def __init__(self, compilable: bool = False) -> None:
         self._storage: Any = None
         self._ours = False
@@ -266,6 +269,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
     """
 
     _selective = True
+    tells_index = True
 
     def add(self, data: Any) -> int | Tensor | None:
         """Write one TensorDict at the cursor."""

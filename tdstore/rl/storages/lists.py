@@ -313,6 +313,16 @@ class LazyStackStorage(ListStorage):
         made: TensorDictBase = tdstore.lazy_stack(_ours(super().take_slots(slots)), self.stack_dim)
         return made
 
+    @property
+    def entries(self) -> set[Any]:
+        """Keys of the first row, as `td.keys(True, True)` returns them."""
+        return set(_ours(self._items[:1])[0].keys(True, True)) if self._items else set()
+
+    def column(self, key: Any, slots: Ints) -> Tensor | None:
+        """Return one entry of rows, `[n]` of equal shapes; None where a row has none of that name."""
+        values = [item.get(key, None) for item in super().take_slots(slots)]
+        return None if any(value is None for value in values) else torch.stack(values)
+
 
 def _ours(items: list[Any]) -> list[Any]:
     """Convert TensorDicts of the `tensordict` package."""

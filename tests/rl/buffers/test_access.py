@@ -13,9 +13,11 @@ from tdstore.rl import (
     ListStorage,
     PrioritizedSampler,
     ReplayBuffer,
+    RoundRobinWriter,
     SliceSamplerWithoutReplacement,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
 )
 
 theirs = pytest.importorskip("torchrl.data")
@@ -213,3 +215,27 @@ def test_a_writer_without_a_ring_counts_anew():
     buffer = filled(tdstore.rl, TensorDict, writer=writer)
     buffer.empty(empty_write_count=False)
     assert buffer.write_count == 0
+
+
+@pytest.mark.parametrize("storage", [ListStorage, LazyTensorStorage])
+def test_rows_are_collated_once(storage):
+    seen = []
+
+    def collate(rows):
+        seen.append(rows)
+        return torch.stack(rows) if isinstance(rows, list) else rows
+
+    buffer = TensorDictReplayBuffer(storage=storage(4), batch_size=2, collate_fn=collate)
+    buffer.extend(TensorDict({"a": torch.arange(4)}, [4]))
+    batch = buffer.sample()
+    assert len(seen) == 1 and torch.equal(batch["index"], batch["a"])
+    assert storage is ListStorage or "index" in seen[0]
+
+
+def test_a_writer_of_tensordicts_has_samples_say_where_rows_are():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), writer=TensorDictRoundRobinWriter(), batch_size=3)
+    buffer.extend(TensorDict({"a": torch.arange(4)}, [4]))
+    batch = buffer.sample()
+    assert torch.equal(batch["index"], batch["a"])
+    buffer.set_writer(RoundRobinWriter())
+    assert "index" not in buffer.sample()

@@ -9,7 +9,9 @@ import torch
 
 from tdstore import TensorDict
 from tdstore.rl import (
+    LazyStackStorage,
     LazyTensorStorage,
+    ListStorage,
     PrioritizedSliceSampler,
     SliceSampler,
     SliceSamplerWithoutReplacement,
@@ -133,3 +135,36 @@ def test_what_is_said_of_a_batch_of_pieces_has_the_marks_of_its_steps():
     for name in ("done", "terminated", "truncated"):
         assert torch.equal(info["next", name], batch["next", name])
     assert info["next", "done"].flatten().tolist() == [False, True, False, True]
+
+
+def test_trajectories_are_told_apart_as_collectors_do_where_no_entry_is_named():
+    done = torch.zeros(12, 1, dtype=torch.bool)
+    done[1::2] = True
+    rows = {"i": torch.arange(12), "next": {"done": done}}
+
+    def starts(rows, storage=LazyTensorStorage, **options) -> set[int]:
+        sampler = SliceSampler(slice_len=2, **options)
+        buffer = TensorDictReplayBuffer(storage=storage(12), sampler=sampler, batch_size=200)
+        buffer.extend(TensorDict(rows, [12]).auto_batch_size_(1))
+        return set(buffer.sample()["i"].view(-1, 2)[:, 0].tolist())
+
+    by_done = set(range(0, 12, 2))
+    assert starts(rows) == by_done
+    rows["episode"] = torch.arange(12) // 3
+    by_episode = {0, 1, 3, 4, 6, 7, 9, 10}
+    assert starts(rows) == starts(rows, LazyStackStorage) == by_episode
+    rows["collector"] = {"traj_ids": torch.arange(12) // 6}
+    assert starts(rows) == set(range(11)) - {5}
+    assert starts(rows, end_key=("next", "done")) == starts(rows, end_keys=[("next", "done")]) == by_done
+    assert starts(rows, traj_key="episode") == by_episode
+    with pytest.raises(TypeError, match="ListStorage"):
+        starts(rows, ListStorage)
+
+
+def test_trajectories_of_a_tensor_are_there_after_the_rows_are_forgotten():
+    sampler = SliceSampler(slice_len=3, trajectories=torch.arange(6) // 3)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(6), sampler=sampler, batch_size=3)
+    for _ in range(2):
+        buffer.extend(TensorDict({"i": torch.arange(6)}, [6]))
+        assert buffer.sample()["i"].tolist() in ([0, 1, 2], [3, 4, 5])
+        buffer.empty()
