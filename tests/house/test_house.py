@@ -368,13 +368,21 @@ def test_each_public_module_is_imported_by_a_document_or_a_plugin():
     none(sorted(public_modules() - imported), "public modules that nobody imports")
 
 
+def is_ours(module: str) -> bool:
+    """Whether a module is of tdstore or of a plugin in this repository."""
+    root = module.split(".")[0]
+    return root == "tdstore" or (root.startswith("tdstore_") and (ROOT / "plugins" / root.replace("_", "-")).is_dir())
+
+
 def private_imports(imports: Iterable[tuple[Path, ast.Import | ast.ImportFrom]]) -> list[str]:
     """Imports of tdstore's that are not of the page of public modules."""
     allowed = public_modules()
     offenders = []
     for path, node in imports:
-        modules = [m for m in names_imported(node) if m.split(".")[0] == "tdstore" and not m.startswith(OWN)]
-        wrong = [module for module in modules if module not in allowed]
+        own = path.relative_to(ROOT).parts[2] if path.is_relative_to(ROOT / "plugins") else ""
+        modules = [m for m in names_imported(node) if is_ours(m) and m.split(".")[0] != own and not m.startswith(OWN)]
+        inside = [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else [""]
+        wrong = [module for module in modules if module not in allowed and not allowed.issuperset(inside)]
         for alias in node.names if isinstance(node, ast.ImportFrom) and modules else []:
             public = not alias.name.startswith("_")
             if node.module == "tdstore":
