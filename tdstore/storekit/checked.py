@@ -80,7 +80,7 @@ class CheckedStore(Store, Generic[L]):
     `_delete(paths)`            paths of leaves, each once
     `_resize(lengths)`          of leaves with dimensions, none negative (only with `RESIZE`)
     `_rename(moves)`            of leaves, to names that differ (optional)
-    `_save(header)`             the commit; `_header` is afterwards this header
+    `_save(header)`             the commit, which sets `self._header = header` when it is done
     `_discard()`                take back what was not committed (only with `DISCARD`)
     `_close()`                  called once
     =========================== =================================================================================

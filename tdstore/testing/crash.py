@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreError
+from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreError, StoreNotFoundError
 from tdstore.header import Header
 from tdstore.store import Cap, Store
 from tdstore.testing.comparing import check_equal, check_header, check_leaves, check_unchanged, failure, raises
@@ -289,6 +289,42 @@ class CrashTests(FullDiskTests):
         promised = self.outcomes.get(work, {"old", "new"})
         assert seen.get("old", 0) > 1, f"hardly a kill left the old store: {seen}"
         assert set(seen) == promised, f"after kills {seen} were found, and `outcomes` says {sorted(promised)}"
+
+    def test_kill_a_first_save(self, location: Location) -> None:
+        """Kill a writer that makes a store where none is: there is none then, or a whole one, and the next tidies."""
+        options = list(self.layouts.values())[-1]
+
+        def work() -> None:
+            self.work("save", location, options)
+
+        put_back = self.kept(location)
+        work()
+        clean = self.files(location)
+        put_back()
+        found = self.found_points(work)
+        put_back()
+        left: set[tuple[str, ...]] = set()
+        for died in deaths(
+            put_back,
+            work,
+            lambda k: die_at(self.points, k, found),
+            step=3 * self.steps.get("save", 1),
+            least=self.least,
+        ):
+            what = "a writer that made a store was killed"
+            try:
+                check_leaves(load(self.made, location, **self.reading), NEW, what)
+            except StoreNotFoundError:
+                assert died, "a save came to its end, and no store is there"
+            except StoreError as error:
+                raise failure(
+                    f"{what}: no store is there, or a whole one, not {type(error).__name__}: {error}"
+                ) from error
+            state = tuple(map(kind, (*self.strays(location), "/", *self.files(location))))
+            if died and state not in left and _is_power_of_two(len(left) + 1):
+                work()
+                self._check_tidied(location, clean)
+            left.add(state)
 
     def _check_tidied(self, location: Location, clean: list[str]) -> None:
         """Check that a save after a death left no file but those that it leaves without a death."""

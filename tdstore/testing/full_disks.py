@@ -13,7 +13,7 @@ import torch
 
 from tdstore.errors import StoreError, StoreIOError
 from tdstore.store import Cap, Store
-from tdstore.testing.comparing import check_equal, check_leaves, failure, raises
+from tdstore.testing.comparing import check_equal, check_header, check_leaves, failure, raises
 from tdstore.testing.processes.deaths import check_in_child, small_disk
 from tdstore.testing.setup import (
     Leaves,
@@ -75,6 +75,36 @@ class FullDiskTests(StoreSetup):
         check_leaves(load(self.made, place, **self.reading), OLD, "after a save that did not fit")
         save_leaves(self.made, place, NEW)
         check_leaves(load(self.made, place, **self.reading), NEW, "after a save that fits")
+
+    def test_nearly_full_disk(self, disk: FsPath, location: Location, disk_layout: str) -> None:
+        """Check that a save that finds room for a part of it is an error that leaves the old store, for any part."""
+        path = local_path(location)
+        assert path is not None, f"{location} is not local: override test_nearly_full_disk"
+        place, layout = disk / path.name, self.full_disk_layouts[disk_layout]
+        save_leaves(self.made, place, OLD, values={"text": "old"}, **layout)
+
+        def work(say: Callable[[str], object]) -> None:
+            for pages in PAGES:
+                filler = _use_up(disk, pages << 12)
+                say(what := f"a save where {pages << 12} bytes of the disk were free")
+                done = "which raised nothing"
+                try:
+                    save_leaves(self.made, place, NEW, values={"text": TEXT}, **layout)
+                    want, text = NEW, TEXT
+                except StoreError as error:
+                    want, text, done = OLD, "old", f"which raised {type(error).__name__}"
+                filler.unlink()
+                say(what := f"reading after {what}, {done}")
+                try:
+                    with self.made(place, **self.reading) as store:
+                        check_leaves(read_all(store), want, what)
+                        check_header(store.load_header(), header_for(want, {"text": text}), f"{what}: the header")
+                except StoreError as error:
+                    raise failure(f"{what}: {type(error).__name__}: {error}") from error
+                if want is NEW:
+                    return
+
+        check_in_child(work, "a save on a nearly full disk", "a write through a mapping found no room")
 
     def test_full_disk_in_place(self, disk: FsPath, location: Location, disk_layout: str) -> None:
         """Check that rows and growth which find no room are errors that leave no half, also of live tensors (VIEW)."""
@@ -153,14 +183,20 @@ GROWTH: Mapping[str, Callable[[Store], object]] = {"resize": _grow, "create": _c
 """Changes of structure that take more room than a small disk has."""
 
 
-def _use_up(disk: FsPath) -> FsPath:
-    """Leave no room on a disk but 16 KiB, and return the file that has it."""
+PAGES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 18, 22, 28, 36, 50, 80, 140)
+"""Room on a nearly full disk, in pages of 4 KiB."""
+TEXT = "new" * 7000
+"""A value of the header that takes several pages, so that it may be written in part."""
+
+
+def _use_up(disk: FsPath, room: int = 1 << 14) -> FsPath:
+    """Leave no room on a disk but so many bytes, and return the file that has it."""
     filler = disk / "filler"
     with open(filler, "wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(1 << 14)):
             pass
     with open(filler, "rb+") as file:
-        file.truncate(max(0, filler.stat().st_size - (1 << 14)))
+        file.truncate(max(0, filler.stat().st_size - room))
     return filler
 
 

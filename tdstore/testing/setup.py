@@ -369,13 +369,17 @@ def local_path(location: Location) -> FsPath | None:
     return path if path.is_absolute() or not scheme else None
 
 
-def largest_file(location: Location) -> FsPath:
-    """Return the largest file at a local location."""
+def local_files(location: Location) -> list[FsPath]:
+    """Return the files at a local location."""
     path = local_path(location)
     if path is None or not path.exists():
         pytest.skip("the location is not local: override corrupt() and truncate()")
-    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
-    return max(files, key=lambda p: p.stat().st_size)
+    return [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+
+
+def largest_file(location: Location) -> FsPath:
+    """Return the largest file at a local location."""
+    return max(local_files(location), key=lambda p: p.stat().st_size)
 
 
 def import_root(function: Callable[..., object]) -> str:

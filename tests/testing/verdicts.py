@@ -124,6 +124,11 @@ CAUGHT: tuple[tuple[str, str, str], ...] = (
         "test_fork_commits_nothing",
         "the end of the child committed, or took back, what belongs to its parent",
     ),
+    (
+        "ClosesInFork",
+        "test_fork_commits_nothing",
+        "if a forked child of it called close() before, 'new': close() in the",
+    ),
     ("InheritedConnection", "test_fork_commits_nothing", "the parent cannot commit after its forked child ended"),
     ("SharedPosition", "test_fork_shares_no_connection", "reads other values while its fork reads too: leaf "),
     ("WaitingDel", "test_rows_are_there_after[dropped-r+]", "deadlock: the process did not end within 3 s"),
@@ -196,6 +201,11 @@ CAUGHT: tuple[tuple[str, str, str], ...] = (
         "XOverwrites",
         "test_x_refuses",
         "mode 'x' where a store is: StoreExistsError is expected, and nothing was raised",
+    ),
+    (
+        "XLooksOnce",
+        "test_x_refuses",
+        "two stores were opened with mode 'x' where nothing was, and both commit: StoreError",
     ),
     (
         "RPlusCreates",

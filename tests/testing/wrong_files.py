@@ -59,6 +59,7 @@ class SqliteStore(Store):
     def __init__(self, path: str, mode: Mode) -> None:
         self.url, self.writable = path, mode != "r"
         self._new, self._closed, self._written = mode in ("w", "x"), False, False
+        self._exclusive, self._pid = mode == "x", os.getpid()
         self._header, self._leaves, self._number = Header(), dict[Path, Leaf](), 0
         if not self._new:
             self._load()
@@ -106,12 +107,23 @@ class SqliteStore(Store):
             finally:
                 connection.close()
             if self._new:
-                os.replace(path, self.url)
+                self._take(path)
         except (OSError, sqlite3.Error) as error:
             if self._new and os.path.exists(path):
                 os.unlink(path)
             raise StoreIOError(f"{self.url}: saving: {error}", url=self.url) from error
         self._new = False
+
+    def _take(self, path: str) -> None:
+        """Give a new file the name of the store."""
+        if not self._exclusive:
+            return os.replace(path, self.url)
+        try:
+            os.link(path, self.url)
+        except FileExistsError:
+            raise refusals.place_exists(self.url) from None
+        finally:
+            os.unlink(path)
 
     def _put(self, connection: sqlite3.Connection, leaves: Mapping[Path, Leaf], header: Header) -> None:
         connection.execute("BEGIN IMMEDIATE")
@@ -228,7 +240,7 @@ class SqliteStore(Store):
 
     def close(self) -> None:
         try:
-            if self._written and not self._closed:
+            if self._written and not self._closed and self._pid == os.getpid():
                 self._publish(self._kept, self._header)
         finally:
             self._closed = True
@@ -292,7 +304,19 @@ class CommitsInFork(SqliteStore):
 
     def __init__(self, path, mode):
         super().__init__(path, mode)
-        atexit.register(self.close)
+        atexit.register(self._end)
+
+    def _end(self):
+        self._pid = os.getpid()
+        self.close()
+
+
+class ClosesInFork(SqliteStore):
+    """Commits when it is closed, in a forked child too."""
+
+    def close(self):
+        self._pid = os.getpid()
+        super().close()
 
 
 class InheritedConnection(SqliteStore):
@@ -522,9 +546,9 @@ class DeclaredCaps(SqliteStore):
 
 
 WRONG: tuple[type[SqliteStore], ...] = (
-    LostUnclosed, CommitsInFork, InheritedConnection, SharedPosition, WaitingDel, CommitsStructure, BlindDiscard,
-    ReadOnlyMemory, ReadOnlyMap, ReplacesForeign, DeclaredCaps, AnswersGoWithIt, MapsWithoutLooking, MergesCases,
-    NoHeaderYet, KeepsFilesOpen, ReadsWrittenWhole, CutRowsStay,
+    LostUnclosed, CommitsInFork, ClosesInFork, InheritedConnection, SharedPosition, WaitingDel, CommitsStructure,
+    BlindDiscard, ReadOnlyMemory, ReadOnlyMap, ReplacesForeign, DeclaredCaps, AnswersGoWithIt, MapsWithoutLooking,
+    MergesCases, NoHeaderYet, KeepsFilesOpen, ReadsWrittenWhole, CutRowsStay,
 )  # fmt: skip
 
 

@@ -45,6 +45,13 @@ class XOverwrites(SqliteStore):
     """Mode "x" replaces what is there."""
 
 
+class XLooksOnce(SqliteStore):
+    """Mode "x" looks when it opens, and replaces what has come since."""
+
+    def _take(self, path):
+        os.replace(path, self.url)
+
+
 class RPlusCreates(SqliteStore):
     """Mode "r+" makes a store where none is."""
 
@@ -477,9 +484,10 @@ def _opener(cls: type[SqliteStore]) -> Any:
 
 
 MODES: tuple[type[SqliteStore], ...] = (
-    ForgetsRows, IgnoresWrites, XOverwrites, RPlusCreates, WIsA, BareErrors, BareBusy, WaitsForEver, ReaderLocks,
-    ReadsByName, CreateCommits, SameTemporary, ClosureOpener, TimeOfFile, OwnCounter, NewEachTime, SameAfterClose,
-    LostUpdate, TwoCommitsInARead, RelativePath, SwallowsErrors, HeaderInLines, HalfWrite, NoTransaction,
-    VerifiesFirstRows, LeafTransactions, KeepsUntilCommit, SwallowsInWrite, SwallowsInClose, StaleSpecs, MainThreadOnly,
+    ForgetsRows, IgnoresWrites, XOverwrites, XLooksOnce, RPlusCreates, WIsA, BareErrors, BareBusy, WaitsForEver,
+    ReaderLocks, ReadsByName, CreateCommits, SameTemporary, ClosureOpener, TimeOfFile, OwnCounter, NewEachTime,
+    SameAfterClose, LostUpdate, TwoCommitsInARead, RelativePath, SwallowsErrors, HeaderInLines, HalfWrite,
+    NoTransaction, VerifiesFirstRows, LeafTransactions, KeepsUntilCommit, SwallowsInWrite, SwallowsInClose,
+    StaleSpecs, MainThreadOnly,
 )  # fmt: skip
 OPENERS = {cls.__name__: _opener(cls) for cls in (*MODES, WriteCommits, CopiesToPublish, IgnoresFailedSync, SyncsAgain)}

@@ -97,14 +97,18 @@ class EndingTests(StoreSetup):
         """Check that a forked child that ends does not affect the open store of its parent: it commits nothing."""
         self._needs_events(location)
         outcomes: dict[str, Any] = {}
-        for event in ("os._exit", "carried-killed"):
+        for event in ("os._exit", "carried-killed", "carried-closed-in-child"):
             self.saved(location, OLD, HEADER)
             self.ended(location, event, "r+")
             outcomes[event] = self.found(location, event)
-        alone, beside = outcomes.values()
+        alone, beside, closed = outcomes.values()
         assert alone == beside, (
             f"a process that writes and is killed leaves {alone!r}; if a forked child of it ended before, {beside!r}: "
             "the end of the child committed, or took back, what belongs to its parent"
+        )
+        assert alone == closed, (
+            f"a process that writes and is killed leaves {alone!r}; if a forked child of it called close() before, "
+            f"{closed!r}: close() in the child committed, or took back, what belongs to its parent"
         )
         large = {**OLD, **CARRIED}
         self.saved(location, large, header_for(large))

@@ -42,6 +42,7 @@ from tdstore.testing.setup import (
     fill,
     header_for,
     largest_file,
+    local_files,
     local_path,
     numbers,
     read_all,
@@ -185,6 +186,30 @@ class ModeTests(StoreSetup):
             self.opened(location, "x")
         check_names(caught.value, location)
         check_unchanged(before, self.fingerprint(location), "the storage was changed")
+        self.x_at_once(location)
+
+    def x_at_once(self, location: Location) -> None:
+        """Open two stores with "x" at a place where nothing is: the second to commit is refused."""
+        __tracebackhide__ = True
+        path = local_path(location)
+        if path is None:
+            return
+        place = path.with_name(f"other-{path.name}")
+        both = "two stores were opened with mode 'x' where nothing was, and both commit"
+        with self.made(place, "x") as first:
+            try:
+                second = self.made(place, "x", **self.at_once())
+            except StoreError:
+                return  # the first one has taken the place
+            fill(first, OLD)
+            first.save_header(header_for(OLD))
+            fill(second, NEW)
+            with raises(StoreError, doing=both):
+                try:
+                    second.save_header(header_for(NEW))
+                finally:
+                    second.close()
+        check_leaves(read_all(self.opened(place)), OLD, both)
 
     def test_a_makes_then_opens(self, location: Location) -> None:
         """Check that "a" makes a missing store and opens an existing one."""
@@ -327,9 +352,10 @@ class ModeTests(StoreSetup):
         with self.opened(location) as store:
             if type(store).verify is Store.verify:
                 pytest.skip("the store keeps no checksums (it does not override verify)")
-        file = largest_file(location)
+        row = big[-1].numpy().tobytes()
+        file = next((one for one in local_files(location) if row in one.read_bytes()), largest_file(location))
         good = file.read_bytes()
-        last = good.rfind(big[-1].numpy().tobytes())  # -1 where rows are not stored as they are
+        last = good.rfind(row)  # -1 where rows are not stored as they are
         for at in (last, *(len(good) * i // 8 for i in range(8))):
             if at < 0:
                 continue
@@ -337,7 +363,15 @@ class ModeTests(StoreSetup):
             file.write_bytes(good[:at] + bytes([good[at] ^ 0x10]) + good[at + 1 :])
             try:
                 with self.opened(location) as store:
-                    (got,) = store.read([Read(("big",))])
+                    try:
+                        (got,) = store.read([Read(("big",))])
+                    except StoreError as error:
+                        if not store.verify():
+                            text = (
+                                f"byte {at} of {len(good)} of {file.name}{where} was flipped: verify() finds no fault"
+                            )
+                            raise failure(f"{text}, and a read of leaf 'big' raises {error}") from error
+                        continue
                     faults = store.verify()
             except StoreError:
                 continue

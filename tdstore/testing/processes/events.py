@@ -22,6 +22,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -372,11 +373,17 @@ def _end_at_once(job: Mapping[str, Any]) -> None:
 
 
 def _carry(job: Mapping[str, Any]) -> None:
-    """Write, fork, let the child end in order, and end this process by a kill, or after a close."""
+    """Write, fork, let the child end in order, and end this process by a kill, or after a close.
+
+    In one event the child closes what its parent opened before it ends.
+    """
     closed = job["event"] == "carried-closed"
     opened = vars(_main)["td"] = _large_write(job) if closed else _written(job)
     pid = os.fork()
     if not pid:
+        if job["event"] == "carried-closed-in-child":
+            with suppress(StoreError):
+                opened.close()
         del opened
         if not closed:
             _end_as_interpreter(0)
@@ -452,5 +459,6 @@ EVENTS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "SIGKILL": _kill(signal.SIGKILL),
     "carried-closed": _carry,
     "carried-killed": _carry,
+    "carried-closed-in-child": _carry,
     "both": _read_in_both,
 }
