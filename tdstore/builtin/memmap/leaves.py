@@ -133,7 +133,9 @@ class MemmapLeaves(MappedStore[LeafFile]):
     # -- data ----------------------------------------------------------------------------
     def view(self, path: Path) -> Tensor:
         leaf = self._leaf(path)
-        tensor = self._mapped(leaf)
+        tensor = self._leaves.get(path)
+        if tensor is None:
+            tensor = self._mapped(leaf)
         leaf.handed = True
         if self.writable and leaf.nbytes and (leaf.temp is not None or self._hold.building):
             leaf.changes_from(0)  # an uncommitted leaf is then hashed once
@@ -184,12 +186,13 @@ class MemmapLeaves(MappedStore[LeafFile]):
     def _mapped(self, leaf: LeafFile) -> Tensor:
         tensor = self._leaves.get(leaf.path)
         if tensor is None:
-            if leaf.probe is None and leaf.packed and self._hold.pack is not None and self._hold.pack.is_mapped:
-                self._writer.map(leaf)
-                leaf.version = leaf.seen()
-            elif leaf.probe is None:
-                with files.io_errors(self.url, f"mapping leaf {path_text(leaf.path)}"):
-                    self._writer.map(leaf)
+            if leaf.probe is None:
+                pack = self._hold.pack
+                if leaf.packed and pack is not None and pack.is_mapped:
+                    leaf.probe = pack.tensor(leaf)
+                else:
+                    with files.io_errors(self.url, f"mapping leaf {path_text(leaf.path)}"):
+                        self._writer.map(leaf)
                 leaf.version = leaf.seen()
             tensor = self._leaves[leaf.path] = self._wrap(leaf)
         return tensor
@@ -311,13 +314,13 @@ class MemmapLeaves(MappedStore[LeafFile]):
             self._writer.discard(leaf)
 
     def _wrap(self, leaf: LeafFile) -> MemoryMappedTensor:
+        file, writable = leaf.file, self.writable
         mapped = torch.empty(leaf.shape, dtype=leaf.dtype) if leaf.probe is None else leaf.probe
-        name = None if self.location is None else f"{self.location}/{'/'.join(leaf.file)}"
         return MemoryMappedTensor.wrap(
             mapped,
-            name if leaf.file else None,
-            shared=self.writable,
-            lease=self._lease if self.writable else None,
+            None if self.location is None or not file else f"{self.location}/{'/'.join(file)}",
+            shared=writable,
+            lease=self._lease if writable else None,
             offset=leaf.offset if leaf.packed else None,
         )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+import google_crc32c
 
 from tdstore.builtin.mapping import map_fd
 from tdstore.builtin.memmap.layout import LeafFile
@@ -135,11 +138,11 @@ def check_and_map(
         for leaf in contents.leaves:
             if not leaf.nbytes or leaf.packed:
                 continue
-            fd = _open_leaf(tree, leaf, url, now, dirty)
-            if fd < 0:
+            opened = _open_leaf(tree, leaf, url, now, dirty)
+            if opened is None:
                 continue
+            fd, info = opened
             try:
-                info = os.fstat(fd)
                 other = inodes.setdefault((info.st_dev, info.st_ino), leaf)
                 if other is not leaf:
                     raise CorruptStoreError(
@@ -198,15 +201,16 @@ def _check_packed(
     pack = Pack(root, max(leaf.offset + leaf.nbytes for leaf in leaves), shared=shared)
     try:
         with files.Tree(root) as tree:
-            fd = _open_leaf(tree, leaves[0], url, now, dirty, os.O_RDWR if shared else os.O_RDONLY)
-        if fd < 0:
+            opened = _open_leaf(tree, leaves[0], url, now, dirty, os.O_RDWR if shared else os.O_RDONLY)
+        if opened is None:
             return None
+        fd, info = opened
         pack.adopt(fd)
-        info = os.fstat(fd)
         sparse = info.st_blocks * 512 < pack.nbytes
         changed = _settled_time(info) if shared and now.log is None else 0
+        compared = now.crashed or verify != "none"
         for leaf in leaves:
-            reason = _compare_packed(fd, leaf, info, now, verify)
+            reason = _compare_packed(fd, leaf, info, now, compared)
             if reason is not None:
                 _accepted(leaf, reason, info, now, dirty, accept=accept, url=url)
             leaf.sparse, leaf.changed = sparse, changed
@@ -218,12 +222,12 @@ def _check_packed(
     return pack
 
 
-def _compare_packed(fd: int, leaf: LeafFile, info: os.stat_result, now: SessionState, verify: Verify) -> str | None:
+def _compare_packed(fd: int, leaf: LeafFile, info: os.stat_result, now: SessionState, compared: bool) -> str | None:
     """Return how a packed leaf differs from the commit, or None."""
     if leaf.offset + leaf.nbytes > info.st_size:
         end = max(info.st_size - leaf.offset, 0)
         return f"leaf {path_text(leaf.path)} has {end} bytes in {documents.PACK}, expected {leaf.nbytes}"
-    if leaf.sums is None or now.skips(leaf) or (verify == "none" and not now.crashed):
+    if leaf.sums is None or not compared or now.skips(leaf):
         return None
     return compare_sums(fd, leaf, leaf.sums)
 
@@ -238,24 +242,30 @@ def _open_leaf(
     now: SessionState,
     dirty: list[tuple[LeafFile, str]],
     flags: int = os.O_RDONLY,
-) -> int:
-    name = "/".join(leaf.file)
+) -> tuple[int, os.stat_result] | None:
+    file = leaf.file
     try:
-        return tree.open(leaf.file, flags)
+        fd = os.open(file[-1], flags | files.SAFE, dir_fd=tree.root if len(file) == 1 else tree.folder(file[:-1]))
+        info = os.fstat(fd)  # which the caller needs too: `Tree.open` would ask a second time
+        if stat.S_ISREG(info.st_mode):
+            return fd, info
+        os.close(fd)
+        raise files.NotRegularError(errno.ELOOP, "not a plain file", file[-1])
     except FileNotFoundError as error:
+        name = "/".join(file)
         reason = f"leaf {path_text(leaf.path)} is missing: there is no {name}, expected {leaf.nbytes} bytes"
         if now.crashed:
             dirty.append((leaf, reason))
-            return -1
+            return None
         raise CorruptStoreError(f"{url}: {reason}", url=url, hint="restore it from a copy") from error
     except PermissionError as error:
         if flags == os.O_RDONLY:
             files.raise_io(error, url, f"leaf {path_text(leaf.path)}", writing=False)
-        raise ReadOnlyError(f"{url}: {name} cannot be written: {error.strerror}", url=url) from error
+        raise ReadOnlyError(f"{url}: {'/'.join(file)} cannot be written: {error.strerror}", url=url) from error
     except OSError as error:
         if files.is_foreign(error):
             raise CorruptStoreError(
-                f"{url}: leaf {path_text(leaf.path)}: {name} is not a plain file in plain folders "
+                f"{url}: leaf {path_text(leaf.path)}: {'/'.join(file)} is not a plain file in plain folders "
                 f"({error.strerror}), expected {leaf.nbytes} bytes",
                 url=url,
                 hint="links, pipes and devices inside a store are never followed",
@@ -294,7 +304,7 @@ def compare_sums(fd: int, leaf: LeafFile, expected: Sums) -> str | None:
     """Hash a file and describe the first block that differs from the commit."""
     if leaf.nbytes <= WHOLE:  # one block: one read, and no search for holes
         data = os.pread(fd, leaf.nbytes, leaf.offset)
-        if len(data) == leaf.nbytes and crc32c(data).to_bytes(4, "little") == expected.crc:
+        if len(data) == leaf.nbytes and google_crc32c.value(data).to_bytes(4, "little") == expected.crc:
             return None
     try:
         if leaf.packed:

@@ -82,7 +82,8 @@ class Pack:
 
     def tensor(self, leaf: LeafFile) -> Tensor:
         """Return the mapped leaf, with a count of versions of its own."""
-        self.map()
+        if self._memory is None:
+            self.map()
         assert self._memory is not None
         flat = torch.frombuffer(self._memory, dtype=leaf.dtype, count=leaf.shape.numel(), offset=leaf.offset)
         # torch takes numbers in half the time of a `torch.Size`.

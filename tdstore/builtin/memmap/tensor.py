@@ -8,8 +8,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -56,7 +55,8 @@ class MemoryMappedTensor(Tensor):
     ) -> MemoryMappedTensor:
         """Wrap a mapped plain tensor; `lease` keeps its session alive, `offset` is its first byte in a shared file."""
         tensor: MemoryMappedTensor = Tensor._make_subclass(MemoryMappedTensor, mapped)
-        tensor._held = lease  # type: ignore[attr-defined]  # as long as this tensor, the base of its views, lives
+        if lease is not None:
+            tensor._held = lease  # type: ignore[attr-defined]  # as long as this tensor, the base of its views, lives
         record = MappedFile(name, shared, None if lease is None else weakref.ref(lease), offset)
         # Every view of the memory, of any class, has this storage: `io.mapped.sent` finds the file by it.
         tensor.untyped_storage().tdstore_file = record  # type: ignore[attr-defined]
@@ -429,8 +429,7 @@ class MemoryMappedTensor(Tensor):
         return copy
 
 
-@dataclass(frozen=True, slots=True)
-class MappedFile:
+class MappedFile(NamedTuple):
     """The file of the storage of a mapped tensor."""
 
     name: str | None
