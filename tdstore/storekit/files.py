@@ -293,13 +293,20 @@ def replace_file(name: str, parent: int, data: bytes | bytearray | memoryview, *
         b'{}'
         >>> os.close(folder)
     """
-    temp = temp_name()
+    temp, swapped = temp_name(), False
     try:
         create_file(temp, parent, data, sync=sync)
-        os.rename(temp, name, src_dir_fd=parent, dst_dir_fd=parent)
+        if not sync:  # ext4 writes out what was not synced before a rename puts it over a file, not so by an exchange
+            with contextlib.suppress(FileNotFoundError):
+                old = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                swapped = stat.S_ISREG(old.st_mode) and _rename2(parent, temp, name, _RENAME_EXCHANGE) == 0
+        if not swapped:
+            os.rename(temp, name, src_dir_fd=parent, dst_dir_fd=parent)
     except BaseException:
         unlink_if_there(temp, parent)
         raise
+    if swapped:
+        unlink_if_there(temp, parent)  # the old file
 
 
 def create_empty(name: str, parent: int) -> int:
@@ -497,26 +504,24 @@ def exchange(a: str, b: str, parent: int) -> None:
     `b` under the name `a` + "-old", and the next writer restores it.
 
     Args:
-        a, b: the names.
-        parent: descriptor of the folder.
+        a, b, parent: the names, and the descriptor of their folder.
 
     Raises:
         OSError: an entry is missing, or the access is refused.
     """
-    if _renameat2 is not None:
-        if _rename2(parent, a, b, _RENAME_EXCHANGE) == 0:
-            return
-        code = ctypes.get_errno()
-        if code not in (errno.ENOSYS, errno.EINVAL):
-            raise OSError(code, os.strerror(code), b)
+    if _rename2(parent, a, b, _RENAME_EXCHANGE) == 0:
+        return
+    code = ctypes.get_errno()
+    if _renameat2 is not None and code not in (errno.ENOSYS, errno.EINVAL):
+        raise OSError(code, os.strerror(code), b)
     os.rename(b, a + "-old", src_dir_fd=parent, dst_dir_fd=parent)
     os.rename(a, b, src_dir_fd=parent, dst_dir_fd=parent)
     os.rename(a + "-old", a, src_dir_fd=parent, dst_dir_fd=parent)
 
 
 def _rename2(parent: int, a: str, b: str, flags: int) -> int:
-    assert _renameat2 is not None
-    return int(_renameat2(parent, os.fsencode(a), parent, os.fsencode(b), ctypes.c_uint(flags)))
+    args = parent, os.fsencode(a), parent, os.fsencode(b), ctypes.c_uint(flags)
+    return -1 if _renameat2 is None else int(_renameat2(*args))
 
 
 def make_parents(folder: str) -> list[str]:

@@ -7,11 +7,14 @@ from pathlib import Path as FsPath
 import pytest
 import torch
 from tdstore_zarr.codec.buffers import LIMIT
+from tdstore_zarr.place.folder_engine import FolderEngine
+from tdstore_zarr.place.thread_pool import Pool
 from tdstore_zarr.store import open_zarr
 from zarrhelp import header_of, load
 
-from tdstore.errors import OptionError
-from tdstore.types import LeafSpec, Write
+from tdstore.engine import Blob
+from tdstore.errors import CorruptStoreError, OptionError
+from tdstore.types import LeafSpec, Read, Write
 
 ROWS, SHARD = 64, 8
 VALUE = torch.arange(ROWS * 16, dtype=torch.int32).view(ROWS, 16)
@@ -47,3 +50,49 @@ def test_the_default_and_what_cannot_be(tmp_path: FsPath) -> None:
     for wrong in (-1, 1.5, "64 MiB", True):
         with pytest.raises(OptionError, match="buffer_bytes must be a number of bytes"):
             open_zarr(tmp_path / "t.zarr", buffer_bytes=wrong)
+
+
+def test_a_row_of_a_written_shard_reads_the_shard_once_and_starts_no_thread(
+    tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = torch.arange(64 * 64, dtype=torch.int32).view(64, 64)
+    with open_zarr(tmp_path / "t.zarr", mode="w", durable="none", chunks=2, shards=32) as store:
+        store.create({("a",): LeafSpec(value.shape, "int32"), ("b",): LeafSpec(value.shape, "int32")})
+        store.write([Write(("a",), (), value), Write(("b",), (), value)])
+        store.save_header(header_of({("a",): value, ("b",): value}))
+    read: list[str] = []
+    get = FolderEngine.get
+
+    def counted(engine: FolderEngine, key: str, limit: int | None = None) -> Blob:
+        read.append(key)
+        return get(engine, key, limit)
+
+    def refused(*_: object) -> None:
+        raise AssertionError("a thread was started")
+
+    row = torch.full((1, 64), 7, dtype=torch.int32)
+    with open_zarr(tmp_path / "t.zarr", mode="r+", durable="none") as store:
+        monkeypatch.setattr(FolderEngine, "get", counted)
+        monkeypatch.setattr(Pool, "submit", refused)
+        store.write([Write((name,), (slice(41, 42, 1),), row) for name in "ab"])
+        store.save_header(store.load_header())
+        monkeypatch.undo()
+    assert sorted(key for key in read if "/c/" in key) == ["a/c/1/0", "b/c/1/0"]
+    value[41] = 7
+    for name in "ab":
+        assert torch.equal(load(tmp_path / "t.zarr", verify="full")[(name,)], value)
+
+
+def test_a_shard_that_was_cut_is_refused_by_a_write_to_one_of_its_rows(tmp_path: FsPath) -> None:
+    value = torch.arange(64 * 64, dtype=torch.int32).view(64, 64)
+    with open_zarr(tmp_path / "t.zarr", mode="w", durable="none", chunks=2, shards=32) as store:
+        store.create({("a",): LeafSpec(value.shape, "int32")})
+        store.write([Write(("a",), (), value)])
+        store.save_header(header_of({("a",): value}))
+    with open_zarr(tmp_path / "t.zarr", mode="r+", durable="none") as store:
+        shard = tmp_path / "t.zarr" / "a" / "c" / "0" / "0"
+        store.read([Read(("a",), (slice(0, 1, 1),))])  # its index is known now
+        shard.write_bytes(shard.read_bytes()[:16])
+        with pytest.raises(CorruptStoreError, match="'a'"):
+            store.write([Write(("a",), (slice(5, 6, 1),), value[:1])])
+            store.save_header(store.load_header())

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tdstore.errors import CorruptStoreError, StoreNotFoundError
+from tdstore.index.ranges import Range
 from tdstore.storekit.budget import allocating
 from tdstore.storekit.checksums import crc32c
 from tdstore.types import StoreIndex
@@ -26,6 +27,8 @@ from tdstore_zarr.reading.reader import Array, Pending, Reader, _workers
 
 LIMIT = 64 << 20
 """Bytes that wait to be written, decoded, without `buffer_bytes=`."""
+ALONE = 1 << 20
+"""Bytes that one thread encodes before starting others pays."""
 
 
 class _Cell:
@@ -47,6 +50,11 @@ class _Cell:
     def chunk(self, position: int) -> Array:
         """Return the elements of one inner chunk."""
         return self.raw[region(position, self.per_object, self.leaf.meta.inner)]
+
+    @property
+    def fresh(self) -> int:
+        """Return the bytes of inner chunks that are to be encoded."""
+        return int(np.count_nonzero(self.loaded)) * self.leaf.meta.inner_bytes
 
 
 class Step(NamedTuple):
@@ -230,17 +238,24 @@ class Buffers(Pending):
         if stored is None:
             return {}
         index = self.reader.index_of(leaf, number) if leaf.meta.sharded else None
+        wanted = [p for p in positions if index[p, 0] >= 0] if index is not None else []
         try:
+            if index is not None and 2 * int((index[wanted, 1] - index[wanted, 0]).sum()) < stored.size:
+                ranges = [Range(leaf.key(number), int(index[p, 0]), int(index[p, 1])) for p in wanted]
+                parts = [memoryview(part).cast("B") for part in self.engine.get_ranges(ranges)]
+                return dict(zip(wanted, parts, strict=True))
             data = memoryview(self.engine.get(leaf.key(number), stored.size).data).cast("B")
         except StoreNotFoundError:
             raise self.reader.corrupt(leaf, number, "was written and is missing") from None
+        except CorruptStoreError as error:
+            raise self.reader.corrupt(leaf, number, error.message) from error
         if len(data) != stored.size:
             raise self.reader.corrupt(leaf, number, f"has {len(data)} bytes instead of {stored.size}")
         if index is None:
             if stored.crc != UNKNOWN and seal(data) != stored.crc:
                 raise self.reader.corrupt(leaf, number, "is not the one that was committed")
             return {0: data}
-        return {p: data[index[p, 0] : index[p, 1]] for p in positions if index[p, 0] >= 0}
+        return {p: data[index[p, 0] : index[p, 1]] for p in wanted}
 
     # -- to the storage -----------------------------------------------------------------------
     def flush(self, cells: list[_Cell] | None = None) -> None:
@@ -248,7 +263,7 @@ class Buffers(Pending):
         cells = list(self._cells.values()) if cells is None else cells
         if not cells:
             return
-        if len(cells) < 2:
+        if len(cells) < 2 or sum(cell.fresh for cell in cells) <= ALONE:
             for cell in cells:
                 self._put(cell)
                 self._written(cell)
@@ -329,11 +344,12 @@ def pack_shard(pieces: list[Bytes], index: Array, at_end: bool, crc: bool) -> tu
         crc: the index ends in its crc32c.
     """
     if at_end:
-        body = b"".join(pieces)
-        mark = seal(body)
+        mark = 0
+        for piece in pieces:
+            mark = seal(piece, mark)
         table = index.tobytes()
         end = crc32c(table).to_bytes(4, "little") if crc else b""
-        return b"".join((body, mark.to_bytes(TAIL, "little"), table, end)), mark
+        return b"".join((*pieces, mark.to_bytes(TAIL, "little"), table, end)), mark
     size = 16 * len(index) + (4 if crc else 0)
     moved = index.copy()
     moved[index[:, 0] != np.uint64(2**64 - 1), 0] += np.uint64(size)
