@@ -420,11 +420,8 @@ def start_writeback(fd: int) -> None:
 def fsync_tree(root: int) -> None:
     """Call fsync for every folder below `root`, then for `root`."""
     for name in subfolders(root):
-        fd = os.open(name, SAFE_DIR, dir_fd=root)
-        try:
+        with closing(os.open(name, SAFE_DIR, dir_fd=root)) as fd:
             fsync_tree(fd)
-        finally:
-            os.close(fd)
     os.fsync(root)
 
 
@@ -474,8 +471,7 @@ def remove_tree(name: str, parent: int, *, first: Sequence[str] = ()) -> None:
         name, parent: the name in a folder, and the folder's descriptor.
         first: names of files that are removed before the rest.
     """
-    fd = os.open(name, SAFE_DIR, dir_fd=parent)
-    try:
+    with closing(os.open(name, SAFE_DIR, dir_fd=parent)) as fd:
         for early in first:
             unlink_if_there(early, fd)
         with os.scandir(fd) as entries:
@@ -485,8 +481,6 @@ def remove_tree(name: str, parent: int, *, first: Sequence[str] = ()) -> None:
                 remove_tree(child, fd)
             else:
                 os.unlink(child, dir_fd=fd)
-    finally:
-        os.close(fd)
     os.rmdir(name, dir_fd=parent)
 
 
