@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import json
 import mmap
 import os
@@ -434,6 +435,7 @@ class AnswersGoWithIt(SqliteStore):
         return [v if r.out is not None or not v.numel() else self._mapped(v) for r, v in zip(reads, values)]
 
     def _mapped(self, value):
+        _die_quietly()
         array = np.ascontiguousarray(to_numpy(value))
         address = _libc().mmap(None, array.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, PRIVATE, -1, 0)
         self._maps.append((address, array.nbytes))
@@ -458,6 +460,7 @@ class MapsWithoutLooking(SqliteStore):
 
     def _load(self):
         super()._load()
+        _die_quietly()
         fd = os.open(f"{self.url}.map", os.O_RDONLY)
         address = _libc().mmap(None, MAPPED, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
         os.close(fd)
@@ -469,6 +472,15 @@ class MapsWithoutLooking(SqliteStore):
 
 MAPPED = 1 << 16
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+
+def _die_quietly() -> None:
+    """Let a forked child be ended by a signal without a traceback, which nobody wants to see."""
+    if os.getpid() != _OWN:
+        faulthandler.disable()
+
+
+_OWN = os.getpid()
 
 
 def _libc() -> ctypes.CDLL:
