@@ -3,7 +3,8 @@
     TDStoreError (.message, .hint)
     ├── InvalidArgumentError      (ValueError)
     ├── InvalidTypeError          (TypeError)
-    │   └── NoRowsError           (RuntimeError)
+    │   ├── NoRowsError           (RuntimeError)
+    │   └── NoSizeError           (ValueError)
     ├── InvalidStateError         (RuntimeError)
     │   └── GradientError         (ValueError)
     ├── OutOfRangeError           (IndexError)
@@ -92,6 +93,10 @@ class InvalidTypeError(TDStoreError, TypeError):
 
 class NoRowsError(InvalidTypeError, RuntimeError):
     """A TensorDict without batch dimensions has no rows to iterate over."""
+
+
+class NoSizeError(InvalidTypeError, ValueError):
+    """What is given as a batch size is none."""
 
 
 class InvalidStateError(TDStoreError, RuntimeError):

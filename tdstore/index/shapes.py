@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tdstore.errors import BatchSizeError, DimensionError, InvalidArgumentError, InvalidStateError, InvalidTypeError
+from tdstore.errors import BatchSizeError, DimensionError, InvalidArgumentError, InvalidStateError, NoSizeError
 from tdstore.types import IndexType
 
 LENGTHS: tuple[Any, ...] = (int, torch.SymInt)
@@ -36,8 +36,8 @@ def as_size(value: Any) -> torch.Size:
         raise _no_size(value) from None
 
 
-def _no_size(value: Any) -> InvalidTypeError:
-    return InvalidTypeError(f"a batch size is an int or a sequence of ints, not {value!r}")
+def _no_size(value: Any) -> NoSizeError:
+    return NoSizeError(f"a batch size is an int or a sequence of ints, not {value!r}")
 
 
 def flat_args(args: tuple[Any, ...]) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ from tdstore.tensorclass.fields import (
     unset,
     unwrapped,
 )
-from tdstore.tensorclass.protocols import cast_back, follow_protocols
+from tdstore.tensorclass.protocols import DeclaredFields, cast_back, follow_protocols
 from tdstore.tensorclass.static import Fields, Surface
 from tdstore.tensorclass.surface import OnClass, again, flatten, install, late, unflatten
 from tdstore.tensordicts.base import TensorDictBase
@@ -85,15 +85,14 @@ class TensorClass(Surface, metaclass=Fields):
     __slots__ = ()
 
     _plan: ClassVar[Plan]
-    _cast: ClassVar[Any]
-    """A `Cast`, as a static method."""
+    _cast: ClassVar[Any]  # a `Cast`, as a static method
     _flags: ClassVar[Flags] = Flags()
     _field_names: ClassVar[frozenset[str]] = frozenset()
     _settable: ClassVar[frozenset[str]] = frozenset()
     """Names that are set as attributes: properties and slots."""
     _post: ClassVar[bool] = False
-    _access: ClassVar[builtins.type[FieldAccess]] = FieldAccess
-    """How a field is read as an attribute."""
+    _access: ClassVar[builtins.type[FieldAccess]] = FieldAccess  # how a field is read as an attribute
+    _fields_of: ClassVar[builtins.type[DeclaredFields]] = DeclaredFields  # what `__dataclass_fields__` is
     _own_setter: ClassVar[bool] = False  # whether the user wrote a `__setattr__`
     _by_name: ClassVar[bool] = False  # whether the constructor takes fields by name only
     _made_by: ClassVar[Callable[[], Any]]

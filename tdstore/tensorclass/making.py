@@ -72,7 +72,7 @@ def _of_a_dataclass(cls: type) -> dict[str, Any]:
     """Replace the parts of a class body that `dataclasses.dataclass` wrote: none if it is no dataclass."""
     if "__dataclass_fields__" not in vars(cls):
         return {}
-    fields: dict[str, dataclasses.Field[Any]] = vars(cls)["__dataclass_fields__"]
+    fields: dict[str, dataclasses.Field[Any]] = cls.__dataclass_fields__  # type: ignore[attr-defined]
     body: dict[str, Any] = {
         name: dataclasses.field(default_factory=field.default_factory)
         for name, field in fields.items()

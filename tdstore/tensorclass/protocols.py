@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import MISSING
+from dataclasses import MISSING, Field
 from typing import Any
 
 import torch
@@ -31,9 +31,31 @@ def follow_protocols(cls: Any, root: Any) -> None:
     """
     cls.__signature__ = _signature(cls) if cls.__init__ is root.__init__ else None
     cls.__expected_keys__ = set(cls._plan.names)
+    if not isinstance(
+        vars(cls)["__dataclass_fields__"], DeclaredFields
+    ):  # else it was declared before, with other flags
+        cls.__dataclass_fields__ = cls._fields_of(cls)
     cls._own_setter = cls.__setattr__ is not root.__setattr__
     if cls._flags.frozen and "__hash__" not in vars(cls):
         cls.__hash__ = object.__hash__  # by identity: entries may change in place
+
+
+class DeclaredFields:
+    """`__dataclass_fields__`: of a class its fields; of an object what `dataclasses.replace` passes on, too."""
+
+    def __init__(self, cls: Any) -> None:
+        self._passed: dict[str, Field[Any]] = dict(cls.__dataclass_fields__)
+        names = {*cls._plan.names, *cls._plan.passed}
+        self._fields = {name: field for name, field in self._passed.items() if name in names}
+
+    def __get__(self, obj: Any, owner: Any = None) -> dict[str, Field[Any]]:
+        if obj is None:
+            return self._fields
+        return self.of(obj, owner)
+
+    def of(self, obj: Any, owner: Any) -> dict[str, Field[Any]]:
+        """Return those of an object."""
+        return self._passed
 
 
 def _signature(cls: Any) -> inspect.Signature:

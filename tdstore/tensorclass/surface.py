@@ -99,6 +99,17 @@ def _method(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(fn)(call)
 
 
+def unclassed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Forward a method whose results stay containers without a class."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = getattr(self._tensordict, name)(*map(bare, args), **kwargs)
+        out = kwargs.get("out")
+        return out if out is not None and made is unwrap(out) else made
+
+    return functools.wraps(fn)(call)
+
+
 def _result(obj: Any, made: Any, kwargs: dict[str, Any]) -> Any:
     """Convert the result of a call on the container of `obj` for the caller."""
     td, out = obj._tensordict, kwargs.get("out")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self, get_origin, overload
 
 from tdstore.container.core.container import Container
@@ -13,8 +13,9 @@ from tdstore.container.core.tensorclasses import unwrap
 from tdstore.errors import InvalidTypeError
 from tdstore.tensorclass.base import TensorClass
 from tdstore.tensorclass.fields import FieldAccess, Flags, named
+from tdstore.tensorclass.protocols import DeclaredFields
 from tdstore.tensorclass.static import FieldsByName
-from tdstore.tensorclass.surface import again, forwarded
+from tdstore.tensorclass.surface import again, forwarded, unclassed
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
 from tdstore.tensordicts.resident.tensordict import TensorDict
@@ -35,17 +36,13 @@ class _EntryAccess(FieldAccess):
         return td[self.name]
 
 
-class _FieldsThatAreSet:
+class _FieldsThatAreSet(DeclaredFields):
     """The fields of a class; of an object, those that it has: `asdict` and `replace` pass over the rest."""
 
-    def __init__(self, fields: dict[str, Any]) -> None:
-        self._fields = fields
-
-    def __get__(self, obj: Any, owner: Any = None) -> dict[str, Any]:
-        if obj is None:
-            return self._fields
+    def of(self, obj: Any, owner: Any) -> dict[str, Any]:
+        """Return those of an object."""
         td, names = obj._tensordict, owner._field_names
-        return {name: f for name, f in self._fields.items() if name not in names or td._kind(name) is not None}
+        return {name: f for name, f in self._passed.items() if name not in names or td._kind(name) is not None}
 
 
 class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
@@ -80,13 +77,13 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
     __optional_keys__: ClassVar[frozenset[str]] = frozenset()
     __expected_keys__: ClassVar[frozenset[str]] = frozenset()
     _access = _EntryAccess
+    _fields_of = _FieldsThatAreSet
     _by_name = True
     _open = True
 
     @classmethod
     def _setup(cls, flags: Flags) -> None:
         super()._setup(flags)
-        cls.__dataclass_fields__ = _FieldsThatAreSet(cls.__dataclass_fields__)  # type: ignore[assignment]
         optional: set[str] = set().union(*(getattr(base, "__optional_keys__", ()) for base in cls.__bases__))
         marker: Any = NotRequired
         for name, hint in inspect.get_annotations(cls).items():
@@ -189,6 +186,16 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
         elements = [again(type(self), td) for td in made.tensordicts]
         return LazyStackedTensorDict(*elements, stack_dim=made.stack_dim) if elements else made
 
+    @classmethod
+    def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> LazyStackedTensorDict:
+        """Return a lazy stack of objects, along a new batch dimension, as `TensorDict.lazy_stack` of TensorDicts."""
+        return TensorDict.lazy_stack(input, dim, out=out, **kwargs)
+
+    @classmethod
+    def _received(cls, made: Any) -> Any:
+        """Wrap the result of a class method of TensorDict, in which fields may lack: they are set later."""
+        return cls._from_tensordict(made) if isinstance(made, TensorDict) else super()._received(made)
+
     @property
     def _non_tensordict(self) -> dict[str, None]:
         """Nothing: a field that is not set is no None."""
@@ -203,3 +210,9 @@ MutableMapping.register(TypedTensorDict)
 # Where a tensorclass has a way of its own, since its fields are all there is to it, this is a TensorDict.
 for _name in ("get", "set", "update", "replace", "select", "to_dict", "_assign"):
     setattr(TypedTensorDict, _name, forwarded(_name, inspect.getattr_static(TensorDict, _name), TensorDict))
+# What is compared or reduced has no values of the fields any more.
+for _name in (
+    "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __or__ __xor__ all any sum mean prod nansum nanmean std var max min amax"
+    " amin cummax cummin quantile"
+).split():
+    setattr(TypedTensorDict, _name, unclassed(_name, inspect.getattr_static(TensorDict, _name)))

@@ -164,3 +164,49 @@ def test_derivatives_at_stored_entries(of, tmp_path) -> None:  # type: ignore[no
     td = TensorDict({"a": torch.arange(3.0)}, [3])
     with PersistentTensorDict.from_dict(td, filename=str(tmp_path / "x.h5"), batch_size=[3]) as stored:
         assert torch.equal(of(stored), of(td))
+
+
+@programs("""
+class T(TypedTensorDict):
+    a: torch.Tensor
+t = T(a=torch.arange(6.).view(3, 2), batch_size=[3])
+[type(x).__name__ for x in (t == 1, t != t, t < 2, t.sum(), t.mean(0), t.max(0)[0], t.std(), t.amax(0), t + 1, t.exp())]
+---
+class T(TypedTensorDict):
+    a: torch.Tensor
+t = T(a=torch.zeros(3), batch_size=[3])
+lazy = T.lazy_stack([t, t], 1)
+(isinstance(lazy, LazyStackedTensorDict), lazy.batch_size, type(lazy[:, 0]).__name__)
+---
+class T(TypedTensorDict):
+    a: torch.Tensor
+    b: torch.Tensor
+(T.from_dict({"a": torch.zeros(3)}, batch_size=[3]), T.from_any({"a": torch.zeros(3)}))
+---
+td = TensorDict({"a": torch.zeros(3)}, [3]).share_memory_()
+address = td["a"].data_ptr()
+td.share_memory_()["a"].data_ptr() == address
+---
+td = TensorDict({"a": torch.zeros(3)}, [3]).share_memory_().unlock_()
+td["b"] = torch.ones(3)
+(td.share_memory_().is_shared(), td["b"].is_shared(), td.is_locked)
+---
+@tensorclass
+class T:
+    a: torch.Tensor
+    b: str = "x"
+class U(TensorClass):
+    a: torch.Tensor
+class V(U):
+    c: int = 3
+(list(T.__dataclass_fields__), list(V.__dataclass_fields__), type(T.__dataclass_fields__).__name__)
+---
+TensorDict({"a": torch.zeros(3)}, "x")
+---
+h = TensorDict({"i": torch.arange(4), "n": {"b": torch.ones(4)}}, [4]).to_h5(f"{tmp}/rows.h5")
+h[1:3]["i"] = torch.full((2,), 0.5)
+h[1:3]["n"] = TensorDict({"b": torch.full((2,), 7.)}, [2])
+(h["i"], h["n", "b"])
+""")
+def test_what_a_later_sweep_found(source: str) -> None:
+    check(source)

@@ -6,6 +6,7 @@ import pytest
 
 from .calls import CALLS
 from .running import compare
+from .told import PAGE, TOLD
 
 READS = [call for call in CALLS["access"] if call.startswith(("td.get(", "td[", "list(td.")) and "is_leaf" not in call]
 
@@ -15,3 +16,7 @@ def test_reads_are_alike(place: str) -> None:
     found = {call: compare(call, place) for call in READS}
     assert not {call: lines for call, (kind, lines) in found.items() if kind == "differs"}
     assert sum(kind == "same" for kind, _ in found.values()) > 0.9 * len(READS)
+
+
+def test_what_differs_is_told_on_the_page() -> None:
+    assert not [row.words for row in TOLD if row.words not in PAGE]
