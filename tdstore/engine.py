@@ -65,6 +65,11 @@ class Engine(ABC):
     def can(self) -> EngineCap:
         """Abilities of the engine. No request is made: `conditional` probes the server for conditions."""
 
+    @property
+    def lanes(self) -> int:
+        """How many objects that are put together travel side by side: a writer splits its bytes into as many."""
+        return 8
+
     def conditional(self) -> bool:
         """Return whether `put` honours its conditions here. The first call may probe it with a small object."""
         return EngineCap.CONDITIONAL in self.can
@@ -139,6 +144,10 @@ class Engine(ABC):
         """Write several objects concurrently; when this raises, some of them may be there."""
         for key, data in items:
             self.put(key, data)
+
+    def put_parts(self, items: Sequence[tuple[str, Sequence[Buffer]]]) -> None:
+        """Write several objects, each from consecutive parts, as `put_many` does; this default joins the parts."""
+        self.put_many([(key, b"".join(parts)) for key, parts in items])
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; a missing one is no error."""

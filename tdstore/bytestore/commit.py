@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tdstore.bytestore.manifest import OBJECT_NAME, VERSION_NAME, decode_objects, version_name
-from tdstore.engine import Blob, Engine, EngineCap
+from tdstore.engine import Blob, Buffer, Engine, EngineCap
 from tdstore.errors import (
     ConflictError,
     StoreError,
@@ -93,12 +93,12 @@ class Publisher:
         """Generations that were put and whose answer never came, and their seals: one may be what is there."""
 
     # -- objects -------------------------------------------------------------------------
-    def upload(self, objects: Sequence[tuple[str, bytes]]) -> None:
-        """Put new objects in parallel."""
+    def upload(self, objects: Sequence[tuple[str, Sequence[Buffer]]]) -> None:
+        """Put new objects in parallel, each from its parts."""
         if not self.mine:
             self._first_upload = time.monotonic()
         self.mine |= dict.fromkeys(name for name, _ in objects)
-        self.engine.put_many(objects)
+        self.engine.put_parts(objects)
 
     def discard(self) -> None:
         """Remove the objects that were put for no commit. `collect` finds those that cannot be removed now."""

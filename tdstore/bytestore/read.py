@@ -6,9 +6,11 @@ Planning and checking are one generator that yields requests: `read` and `aread`
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -27,8 +29,8 @@ from tdstore.bytestore.table import (
 )
 from tdstore.engine import Buffer, Engine
 from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError
-from tdstore.index.ranges import GAP, PART, Ints, Range, cover
-from tdstore.storekit.checksums import crc32c
+from tdstore.index.ranges import GAP, PART, Ints, Range, RangeInto, cover
+from tdstore.storekit.checksums import crc32c, crcs_of
 from tdstore.types import Path, path_text
 
 ROUND = 128 << 20
@@ -37,12 +39,16 @@ WASTE = 2
 """Bridging gaps may double the bytes, not more ..."""
 FREE = 512 << 10
 """... unless they are so few."""
+DIRECT = PART // 2
+"""A part of so many bytes is a request of its own, whose answer an engine may write into the target."""
 
 _AS_IT_IS = "restore it from a copy; verify='size' reads it as it is"
 
 Block = tuple[int, int]
 """An object, and the number of a block of its checksums."""
 Rounds = Generator[list[Range], Sequence[Buffer], None]
+Targets = Mapping[int, memoryview]
+"""Where the bytes of ranges go, by the places at which these begin."""
 
 
 class Check(enum.Enum):
@@ -176,7 +182,8 @@ class Fetcher:
         job = _Job(self.table, parts, check)
         needed = job.sums_needed()
         sums = list(dict.fromkeys([*needed, *extra]))
-        got = yield from self._fetch([job.span, self._span(sums)], lambda o: job.owner(o, wants))
+        ranges = [job.span, self._span(sums)]
+        got = yield from self._fetch(ranges, lambda o: job.owner(o, wants), job.targets(ranges, wants))
         wanted = set(needed)
         bad_sums = [block for block in self._take_sums(got, sums) if block in wanted]
         if bad_sums:
@@ -188,28 +195,33 @@ class Fetcher:
         if len(bad):
             # A second read repairs an error of the transport, but not one of the storage.
             redone = _Job(self.table, parts.take(bad), check)
-            got = yield from self._fetch([redone.span], lambda o: redone.owner(o, wants))
+            ranges = [redone.span]
+            got = yield from self._fetch(ranges, lambda o: redone.owner(o, wants), redone.targets(ranges, wants))
             still = redone.damaged(got)
             if len(still):
                 self._refuse(redone, wants)
             redone.copy(got, wants, skip=still)
 
     def _fetch(
-        self, ranges: Sequence[Ints], owner: Callable[[int], str]
+        self, ranges: Sequence[Ints], owner: Callable[[int], str], targets: Targets = MappingProxyType({})
     ) -> Generator[list[Range], Sequence[Buffer], Fetched]:
         """Fetch in one round, and in a second if an answer was missing or short."""
-        got = Fetched(np.concatenate(ranges))
+        got = Fetched(np.concatenate(ranges), targets)
         asked = got.requests()
         for last in (False, True):
             if not asked:
                 break
             try:
-                got.store_answers((yield [Range(self.table.objects[o].name, a, b) for o, a, b in asked]), asked)
+                got.store_answers((yield [self._request(one) for one in asked]), asked)
                 break
             except (StoreNotFoundError, CorruptStoreError, EOFError) as error:
                 if last:
-                    self._explain(error, [o for o, _, _ in asked], owner)
+                    self._explain(error, [one.number for one in asked], owner)
         return got
+
+    def _request(self, one: Request) -> Range:
+        name = self.table.objects[one.number].name
+        return Range(name, one.start, one.stop) if one.into is None else RangeInto.make(name, one.start, one.into)
 
     def _explain(self, error: Exception, asked: Sequence[int], owner: Callable[[int], str]) -> NoReturn:
         names = {self.table.objects[o].name: o for o in asked}
@@ -270,36 +282,69 @@ class Fetcher:
         return bad
 
 
-class Fetched:
-    """Ranges `[n, 2]` of objects in one address space (`place`), fetched with few requests."""
+class Request(NamedTuple):
+    """Bytes `[start, stop)` of an object, and the memory that they are for, if that is known."""
 
-    def __init__(self, ranges: Ints) -> None:
-        self._cover = _few_requests(ranges)
+    number: int
+    start: int
+    stop: int
+    into: memoryview | None
+
+
+class Fetched:
+    """Ranges `[n, 2]` of objects in one address space (`place`), fetched with few requests.
+
+    Args:
+        ranges: what is needed.
+        targets: of some of them, which no other range touches, where their bytes go.
+    """
+
+    def __init__(self, ranges: Ints, targets: Targets) -> None:
+        self._targets = targets
+        if targets:
+            own = np.fromiter(targets, np.int64, len(targets))
+            separate = np.isin(ranges[:, 0], own)
+            ranges = np.concatenate([_few_requests(ranges[~separate]), ranges[separate]])
+            self._cover = ranges[np.argsort(ranges[:, 0])]
+        else:
+            self._cover = _few_requests(ranges)
         self._blocks: list[Bytes] = []
 
-    def requests(self) -> list[tuple[int, int, int]]:
-        """Return object, start and stop of each request."""
+    def requests(self) -> list[Request]:
+        """Return the requests."""
         asked = []
         mask = (1 << OBJECT_BITS) - 1
         for a, b in self._cover.tolist():
             number, start, stop = a >> OBJECT_BITS, a & mask, (b - 1 & mask) + 1
-            asked += [(number, at, min(at + PART, stop)) for at in range(start, stop, PART)]
+            target = self._targets.get(a)
+            for at in range(start, stop, PART):
+                end = min(at + PART, stop)
+                asked.append(Request(number, at, end, None if target is None else target[at - start : end - start]))
         return asked
 
-    def store_answers(self, answers: Sequence[Buffer], asked: Sequence[tuple[int, int, int]]) -> None:
+    def store_answers(self, answers: Sequence[Buffer], asked: Sequence[Request]) -> None:
         """Store the answers.
 
         Raises:
             EOFError: one is shorter or longer than requested; its `args` are object, start, stop and the length.
         """
         arrays = [np.frombuffer(answer, np.uint8) for answer in answers]
-        for array, (number, start, stop) in zip(arrays, asked, strict=True):
+        for array, (number, start, stop, _) in zip(arrays, asked, strict=True):
             if len(array) != stop - start:
                 raise EOFError(number, start, stop, len(array))
         at = 0
         for a, b in self._cover.tolist():
             count = -(-(b - a) // PART)
-            self._blocks.append(arrays[at] if count == 1 else np.concatenate(arrays[at : at + count]))
+            some = arrays[at : at + count]
+            target = self._targets.get(a)
+            if target is not None:
+                for answer, one in zip(answers[at : at + count], asked[at : at + count], strict=True):
+                    if answer is not one.into:
+                        assert one.into is not None
+                        one.into[:] = answer
+                self._blocks.append(np.frombuffer(target, np.uint8))
+            else:
+                self._blocks.append(some[0] if count == 1 else np.concatenate(some))
             at += count
 
     def arrays(self, ranges: Ints) -> Iterator[Bytes]:
@@ -309,6 +354,10 @@ class Fetched:
         stop = ranges[:, 1] - self._cover[block, 0]
         blocks = self._blocks
         return iter([blocks[i][a:b] for i, a, b in zip(block.tolist(), start.tolist(), stop.tolist(), strict=True)])
+
+    def is_in_place(self, start: int) -> bool:
+        """Check whether the range that begins at a place is in its target already."""
+        return start in self._targets
 
 
 class _Job:
@@ -340,6 +389,25 @@ class _Job:
             return f"the object {self.objects[number].name}"
         return f"leaf {path_text(wants[int(self.parts.want[at])].path)}"
 
+    def targets(self, ranges: Sequence[Ints], wants: Sequence[Want]) -> Targets:
+        """Return the targets of large parts that no other range touches."""
+        parts = self.parts
+        size = parts.stop - parts.start
+        if not len(size) or int(size.max()) < DIRECT:
+            return {}
+        every = np.concatenate(ranges)
+        order = np.argsort(every[:, 0], kind="stable")
+        start, stop = every[order].T
+        separate = np.empty(len(every), bool)
+        separate[order] = (start >= np.concatenate([[0], np.maximum.accumulate(stop)[:-1]])) & (
+            stop <= np.concatenate([start[1:], [np.iinfo(np.int64).max]])
+        )
+        large = separate[: len(size)] & (size >= DIRECT) & (self.span[:, 1] - self.span[:, 0] == size)
+        return {
+            int(self.span[i, 0]): wants[parts.want[i]].out[parts.at[i] : parts.at[i] + size[i]]
+            for i in np.flatnonzero(large).tolist()
+        }
+
     def sums_needed(self) -> list[Block]:
         """Return the blocks of checksums that are not loaded yet."""
         some = self.high > self.low
@@ -362,8 +430,12 @@ class _Job:
         part, grain = parts[at], grains[at]
         start = grain * self.grain[part]
         stop = np.minimum(start + self.grain[part], self.nbytes[part]) + self.base[part]
-        found = map(crc32c, got.arrays(np.stack([start + self.base[part], stop], 1)))
-        crc = np.fromiter(found, np.uint32, len(keys))
+        # Consecutive grains of a part are compared together.
+        first = np.concatenate([[True], (part[1:] != part[:-1]) | (grain[1:] != grain[:-1] + 1)])
+        runs = np.flatnonzero(first)
+        ranges = np.stack([(start + self.base[part])[runs], stop[np.append(runs[1:], len(keys)) - 1]], 1)
+        found = [crcs_of(run, g) for run, g in zip(got.arrays(ranges), self.grain[part[runs]].tolist(), strict=True)]
+        crc = np.fromiter(itertools.chain.from_iterable(found), np.uint32, len(keys))
         wrong = keys[crc != self._expected(keys)]
         if not len(wrong):
             return np.asarray(wrong)
@@ -387,8 +459,9 @@ class _Job:
         parts = self.parts
         arrays = got.arrays(np.stack([self.base + parts.start, self.base + parts.stop], 1))
         left_out = set(skip.tolist())
+        begins = (self.base + parts.start).tolist()
         for i, (want, to, array) in enumerate(zip(parts.want.tolist(), parts.at.tolist(), arrays, strict=True)):
-            if i not in left_out:
+            if i not in left_out and not got.is_in_place(begins[i]):
                 outs[want][to : to + len(array)] = array
 
 

@@ -32,7 +32,7 @@ from tdstore.bytestore.uncommitted import Uncommitted
 from tdstore.bytestore.versions.maintenance import RIVALS, Change, Pruning, load_document, maintain, tagging
 from tdstore.bytestore.versions.records import following, to_version, with_version
 from tdstore.bytestore.view import View
-from tdstore.bytestore.write import Buffer, Names, pack, placed, portions, store_in_memory
+from tdstore.bytestore.write import Buffer, Names, flat_bytes, pack, placed, portions, store_in_memory
 from tdstore.engine import EngineCap
 from tdstore.errors import (
     ConflictError,
@@ -179,9 +179,13 @@ class ByteStore(CheckedStore[Leaf]):
         self._uncommitted.rows = True
         before = {w.path: self._leaf(w.path) for _, w in wanted}
         fits = bool(self._buffer.pieces)  # then nothing is put meanwhile
+        # What is put before this returns need not be copied. Two writes of a leaf may overlap: the later one copies.
+        borrow = size >= self._limits.buffer_bytes and len(before) == len(wanted)
         try:
             for _, w in wanted:
-                self._buffer_value(view, w)
+                self._buffer_value(view, w, borrow=borrow)
+            if borrow:
+                self._flush_buffer(view)
         except BaseException:
             if not fits:
                 with view.guard:
@@ -190,15 +194,23 @@ class ByteStore(CheckedStore[Leaf]):
                     self._buffer.clear()
             raise
 
-    def _buffer_value(self, view: View, w: Write) -> None:
+    def _buffer_value(self, view: View, w: Write, *, borrow: bool) -> None:
         """Buffer a value; a large one in portions, each of which is put as new objects."""
         leaf = self._leaf(w.path)
         if not w.value.numel():
             return
+        if not w.index and not len(leaf.extents.start) and leaf.spec.nbytes <= self._limits.buffer_bytes:
+            data = flat_bytes(w.value)
+            with view.guard:
+                view.replace(w.path, leaf.filled(self._buffer.add(data if borrow else data.copy())))
+            if self._buffer.nbytes >= self._limits.buffer_bytes:
+                self._flush_buffer(view)
+            return
         ranges, source, data = placed(leaf.spec.shape, leaf.spec.dtype.itemsize, w.index, w.value)
         for some, begins in portions(ranges, source, self._limits.buffer_bytes, leaf.grain):
             with view.guard:
-                view.replace(w.path, store_in_memory(self._leaf(w.path), some, begins, data, self._buffer))
+                leaf = store_in_memory(self._leaf(w.path), some, begins, data, self._buffer, borrow=borrow)
+                view.replace(w.path, leaf)
             if self._buffer.nbytes >= self._limits.buffer_bytes:
                 self._flush_buffer(view)
 
@@ -412,9 +424,9 @@ class ByteStore(CheckedStore[Leaf]):
         """Put the buffer as new objects; besides it, at most `object_bytes` times the number of lanes are in memory."""
         if not self._buffer.pieces:
             return
-        packed = pack(view.table, self._buffer.pieces, self._names, self._limits.object_bytes)
+        packed = pack(view.table, self._buffer.pieces, self._names, self._limits.object_bytes, self.engine.lanes)
         if packed.objects:
-            self._publisher.upload([(stored.name, data) for stored, data in packed.objects])
+            self._publisher.upload([(stored.name, parts) for stored, parts in packed.objects])
         with view.guard:
             if packed.objects:
                 packed.install(view.table)
@@ -429,7 +441,7 @@ class ByteStore(CheckedStore[Leaf]):
         names = [record.name for record in bare.objects]
         if message is not None:
             name = version_name(bare.generation)
-            self._publisher.upload([(name, encode_objects(bare, url=self.url))])
+            self._publisher.upload([(name, [encode_objects(bare, url=self.url)])])
             names.append(name)
         for _ in range(RIVALS):
             document, expired = following(bare, before, keep_old=self._publisher.keep_old, now=time.time())

@@ -79,6 +79,8 @@ def locate(extents: Extents, ranges: Ints) -> Parts:
         >>> locate(e, np.array([[25, 40], [8, 12]]))[2:]
         (array([25,  8, 10]), array([30, 10, 12]))
     """
+    if not len(extents.start):
+        return Parts(*extents)
     low = np.searchsorted(extents.stop, ranges[:, 0], "right")
     high = np.searchsorted(extents.start, ranges[:, 1], "left")
     count = np.maximum(high - low, 0)
@@ -157,6 +159,10 @@ class Leaf:
         """Return how many bytes of new pieces share a checksum: whole rows, of 4 KiB to 4 MiB."""
         row = self.row or 1
         return min(row, MAX_GRAIN) if row >= SMALL_GRAIN else SMALL_GRAIN // row * row
+
+    def filled(self, piece: int) -> Leaf:
+        """Return the leaf with all of its bytes from one piece."""
+        return Leaf(self.spec, Extents(*(np.array([n], np.int64) for n in (0, self.spec.nbytes, piece, 0))))
 
     def resized(self, length: int) -> Leaf:
         """Return the leaf with another first dimension."""

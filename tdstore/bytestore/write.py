@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from tdstore.bytestore.manifest import SUMS_BLOCK
 from tdstore.bytestore.table import (
-    PER_BLOCK,
     Bytes,
     Extents,
     Leaf,
@@ -22,14 +22,12 @@ from tdstore.bytestore.table import (
 )
 from tdstore.dtypes import to_numpy
 from tdstore.index.ranges import Ints, byte_ranges
-from tdstore.storekit.checksums import crc32c
+from tdstore.storekit.checksums import crcs_of
 from tdstore.types import Path, StoreIndex
 
 ALIGN = 64
 MIN_OBJECT = 8 << 20
 """Objects are not made smaller than this to put more of them at once."""
-LANES = 8
-"""Into how many objects a full buffer is split, so that they travel side by side."""
 _OVERHEAD = 512
 """What a buffered write costs beside its bytes."""
 
@@ -92,8 +90,19 @@ def portions(ranges: Ints, source: Ints, limit: int, grain: int) -> Iterator[tup
     yield from zip(np.split(ranges, edges), np.split(source, edges), strict=True)
 
 
-def store_in_memory(leaf: Leaf, ranges: Ints, source: Ints, data: Bytes, buffer: Buffer) -> Leaf:
-    """Buffer sorted disjoint ranges of a value; returns the leaf that refers to them."""
+def store_in_memory(
+    leaf: Leaf, ranges: Ints, source: Ints, data: Bytes, buffer: Buffer, *, borrow: bool = False
+) -> Leaf:
+    """Buffer sorted disjoint ranges of a value; returns the leaf that refers to them.
+
+    Args:
+        leaf: the leaf, as it is.
+        ranges: of its bytes.
+        source: where each range begins in the value.
+        data: the bytes of the value.
+        buffer: takes the bytes.
+        borrow: keep a view of the value, where it is one range: the buffer is put before the value may change.
+    """
     old = leaf.extents
     parts = locate(old, ranges)
     sizes = ranges[:, 1] - ranges[:, 0]
@@ -111,7 +120,8 @@ def store_in_memory(leaf: Leaf, ranges: Ints, source: Ints, data: Bytes, buffer:
             return leaf
     begins = np.cumsum(sizes) - sizes
     if len(ranges) == 1:
-        copied = np.array(data[int(source[0]) : int(source[0] + sizes[0])])
+        copied = data[int(source[0]) : int(source[0] + sizes[0])]
+        copied = copied if borrow else np.array(copied)
     else:
         copied = np.empty(int(sizes.sum()), np.uint8)
         out = memoryview(copied)  # type: ignore[arg-type]
@@ -138,7 +148,7 @@ class Draft:
         place = self.size, len(self.sums)
         self.chunks.append(data)
         self.size += len(data)
-        self.sums += [crc32c(data[at : at + grain]) for at in range(0, len(data), grain)]
+        self.sums += crcs_of(data, grain)
         return place
 
     def _pad(self, align: int) -> None:
@@ -146,13 +156,13 @@ class Draft:
             self.chunks.append(np.zeros(lacking, np.uint8))
             self.size += lacking
 
-    def finish(self) -> tuple[StoredObject, bytes]:
-        """Return the object for the table, and its bytes."""
+    def finish(self) -> tuple[StoredObject, list[memoryview]]:
+        """Return the object for the table, and its bytes in parts."""
         self._pad(4)
         sums = np.array(self.sums, "<u4")
-        blocks = [crc32c(sums[at : at + PER_BLOCK].tobytes()) for at in range(0, len(sums), PER_BLOCK)]
-        data = b"".join([*(chunk.data for chunk in self.chunks), sums.tobytes()])
-        return StoredObject.known(self.name, len(data), sums, np.array(blocks, np.uint32)), data
+        blocks = crcs_of(sums.view(np.uint8), SUMS_BLOCK)
+        parts = [chunk.data for chunk in self.chunks if len(chunk)] + ([sums.view(np.uint8).data] if len(sums) else [])
+        return StoredObject.known(self.name, self.size + sums.nbytes, sums, np.array(blocks, np.uint32)), parts
 
 
 DATA = "data"
@@ -176,7 +186,7 @@ class Names:
 class Packed:
     """Objects to put, and the resulting table entries."""
 
-    objects: list[tuple[StoredObject, bytes]]
+    objects: list[tuple[StoredObject, list[memoryview]]]
     pieces: list[tuple[int, int, int, int, int]]
     leaves: dict[Path, Leaf]
 
@@ -187,15 +197,55 @@ class Packed:
         table.leaves.update(self.leaves)
 
 
-def pack(table: Table, memory: Mapping[int, Bytes], names: Names, limit: int) -> Packed:
-    """Pack the buffered bytes of all leaves into objects of at most `limit` bytes (or one grain)."""
+def pack(table: Table, memory: Mapping[int, Bytes], names: Names, limit: int, lanes: int) -> Packed:
+    """Pack the buffered bytes of all leaves into objects of at most `limit` bytes (or one grain).
+
+    Args:
+        table: with the leaves.
+        memory: the buffered pieces.
+        names: gives each object its name.
+        limit: bytes of an object.
+        lanes: into how many objects to split them, if these are large enough.
+    """
     waiting = {path: leaf for path, leaf in table.leaves.items() if bool((leaf.extents.piece < 0).any())}
     total = sum(int((e.stop - e.start)[e.piece < 0].sum()) for e in (leaf.extents for leaf in waiting.values()))
-    target = min(max(-(-total // LANES), MIN_OBJECT), limit)
+    target = min(max(-(-total // lanes), MIN_OBJECT), limit)
     packer = _Packer(table, memory, names, target)
     for path, leaf in waiting.items():
         packer.leaf(path, leaf)
     return packer.finish()
+
+
+class _Stream:
+    """The buffered bytes of a leaf, strung together."""
+
+    def __init__(self, here: Extents, memory: Mapping[int, Bytes]) -> None:
+        ends = np.cumsum(here.stop - here.start)
+        self.nbytes = int(ends[-1])
+        self._here, self._memory = here, memory
+        self._extents = Extents(ends - (here.stop - here.start), ends, here.piece, here.offset)
+
+    def read(self, start: int, stop: int) -> Bytes:
+        """Return a range of the bytes; without a copy, if they are of one piece."""
+        extents, here = self._extents, self._here
+        if len(here.start) == 1:
+            offset = int(here.offset[0])
+            return self._memory[int(here.piece[0])][offset + start : offset + stop]
+        parts = locate(extents, np.array([[start, stop]]))
+        begin = extents.offset[parts.extent] + parts.start - extents.start[parts.extent]
+        columns = (extents.piece[parts.extent], begin, parts.stop - parts.start)
+        chunks = [self._memory[p][a : a + n] for p, a, n in zip(*(v.tolist() for v in columns), strict=True)]
+        return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+
+    def moved(self, cuts: Ints, pieces: Ints) -> Extents:
+        """Return the extents of the leaf once each range `cuts[i]` of the bytes is the piece `pieces[i]`."""
+        here = self._here
+        if len(here.start) == 1:
+            return Extents(here.start[0] + cuts[:, 0], here.start[0] + cuts[:, 1], pieces, np.zeros_like(pieces))
+        parts = locate(self._extents, cuts)
+        start = here.start[parts.extent] + parts.start - self._extents.start[parts.extent]
+        offset = parts.start - cuts[parts.query, 0]
+        return coalesce(Extents(start, start + parts.stop - parts.start, pieces[parts.query], offset))
 
 
 class _Packer:
@@ -214,40 +264,25 @@ class _Packer:
         """Cut the buffered bytes of a leaf, strung together, into pieces, one per object."""
         extents = leaf.extents
         here = extents.take(extents.piece < 0)
-        ends = np.cumsum(here.stop - here.start)
-        stream = Extents(ends - (here.stop - here.start), ends, here.piece, here.offset)
+        stream = _Stream(here, self.memory)
         grain = leaf.grain
         cuts = []
-        at, end = 0, int(ends[-1])
+        at, end = 0, stream.nbytes
         pieces = []
         while at < end:
             size = self._room(end - at, grain)
-            parts = locate(stream, np.array([[at, at + size]]))
-            offset = stream.offset[parts.extent] + parts.start - stream.start[parts.extent]
-            chunks = [
-                self.memory[p][a : a + n]
-                for p, a, n in zip(
-                    *(v.tolist() for v in (stream.piece[parts.extent], offset, parts.stop - parts.start)), strict=True
-                )
-            ]
             assert self.draft is not None
-            data = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
-            begin, first = self.draft.add(data, grain)
+            begin, first = self.draft.add(stream.read(at, at + size), grain)
             pieces.append(self.next_piece)
             self.packed.pieces.append((self.next_object, begin, size, grain, first))
             self.next_piece += 1
             cuts.append((at, at + size))
             at += size
-        edges = np.array(cuts, np.int64)
-        parts = locate(stream, edges)
-        start = here.start[parts.extent] + parts.start - stream.start[parts.extent]
-        new = Extents(
-            start,
-            start + parts.stop - parts.start,
-            np.array(pieces, np.int64)[parts.query],
-            parts.start - edges[parts.query, 0],
-        )
-        self.packed.leaves[path] = Leaf(leaf.spec, overlay(extents.take(extents.piece >= 0), coalesce(new)))
+        new = stream.moved(np.array(cuts, np.int64), np.array(pieces, np.int64))
+        stays = extents.piece >= 0
+        if stays.any():
+            new = overlay(extents.take(stays), new)
+        self.packed.leaves[path] = Leaf(leaf.spec, new)
 
     def _room(self, wanted: int, grain: int) -> int:
         """Return how many bytes of a piece fit into the present object; begins a new object when it is full."""

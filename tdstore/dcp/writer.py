@@ -204,15 +204,17 @@ def _groups(paths: list[Path], record: dict[str, Any]) -> dict[Path, Group]:
 
 
 def _batches(leaves: dict[Path, WriteItem], planner: SavePlanner) -> Iterator[list[Write]]:
-    """Yield the writes of all pieces; those on other devices are copied to the CPU a batch at a time."""
+    """Yield the writes of all pieces; those that are not contiguous on the CPU are copied a batch at a time."""
     batch: list[Write] = []
     held = 0
     for path, item in leaves.items():
         tensor = planner.resolve_data(item)
         if not isinstance(tensor, Tensor):
             raise InvalidTypeError(f"the planner gives {type(tensor).__name__} for the tensor {item.index.fqn!r}")
-        batch.append(Write(path, (), tensor.detach().cpu().contiguous()))
-        held += tensor.nbytes
+        value = tensor.detach().cpu().contiguous()
+        batch.append(Write(path, (), value))
+        if value.data_ptr() != tensor.data_ptr():
+            held += value.nbytes
         if held >= _BATCH_BYTES:
             yield batch
             batch, held = [], 0

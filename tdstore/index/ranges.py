@@ -150,6 +150,19 @@ class Range(NamedTuple):
     stop: int | None
 
 
+class RangeInto(Range):
+    """A range, and the memory that its bytes are for: an engine may write them there, and answer with that memory."""
+
+    into: memoryview
+
+    @classmethod
+    def make(cls, key: str, start: int, into: memoryview) -> RangeInto:
+        """Build the range that begins at `start` and is as long as the memory."""
+        made = cls(key, start, start + into.nbytes)
+        made.into = into
+        return made
+
+
 class Batch(Generic[Key]):
     """Ranges of many objects, fetched in one round.
 

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 
 from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
 from tdstore.errors import ConflictError, CorruptStoreError, StoreNotFoundError, TDStoreError
-from tdstore.index.ranges import Range
+from tdstore.index.ranges import Range, RangeInto
 from tdstore.storekit import files
 from tdstore.storekit.documents import is_plain_name
 
 LOCK_SECONDS = 30.0
+_IOV_MAX = 1024
+"""Parts of one `pwritev`."""
 
 
 class LocalEngine(Engine):
@@ -43,6 +45,11 @@ class LocalEngine(Engine):
         """Return all abilities but rename; only those of reading when not `writable`."""
         able = EngineCap.LIST
         return able | EngineCap.WRITE | EngineCap.CONDITIONAL if self._writable else able
+
+    @property
+    def lanes(self) -> int:
+        """One: a disk writes one file as fast as several, each of which must be waited for."""
+        return 1
 
     def get(self, key: str, limit: int | None = None) -> Blob:
         """Read an object, as `Engine.get` does."""
@@ -75,6 +82,9 @@ class LocalEngine(Engine):
                         size = os.fstat(fd).st_size
                         for at in places:
                             _, start, stop = ranges[at]
+                            if isinstance(wanted := ranges[at], RangeInto):
+                                answers[at] = self._read_into(fd, key, start, wanted.into)
+                                continue
                             first = max(size + start, 0) if start < 0 else start
                             answers[at] = self._read(fd, key, first, size if stop is None else stop)
                     finally:
@@ -98,36 +108,58 @@ class LocalEngine(Engine):
         """Write an object, as `Engine.put` does; the tag is inode, time and size."""
         self._check_writable()
         where, parts = self.where(key), self._parts(key)
-        with files.io_errors(where, "cannot write"):
-            if not self._seen:
-                os.makedirs(self.root, exist_ok=True)
-            root = files.open_dir(self.root)
-            self._seen = True
-            try:
-                parent = files.Tree(root)
-                folder = parent.folder(parts[:-1], create=True)
+        with files.io_errors(where, "cannot write"), self._tree(create=True) as tree:
+            folder = tree.folder(parts[:-1], create=True)
+            if not (if_absent or if_match is not None):
+                files.replace_file(parts[-1], folder, data, sync=self._durable)
+            else:
+                # Rename is atomic, comparing first is not: a conditional put locks the folder.
+                files.lock(folder, exclusive=True, timeout=LOCK_SECONDS, url=where)
                 try:
-                    if not (if_absent or if_match is not None):
-                        files.replace_file(parts[-1], folder, data, sync=self._durable)
-                    else:
-                        # Rename is atomic, comparing first is not: a conditional put locks the folder.
-                        files.lock(folder, exclusive=True, timeout=LOCK_SECONDS, url=where)
-                        try:
-                            self._check_condition(parts[-1], folder, where, if_absent, if_match)
-                            files.replace_file(parts[-1], folder, data, sync=self._durable)
-                        finally:
-                            files.unlock(folder)
-                    if self._durable:
-                        files.fsync(folder)
-                    fd = files.open_plain(parts[-1], folder)
-                    try:
-                        return _tag(fd)
-                    finally:
-                        os.close(fd)
+                    self._check_condition(parts[-1], folder, where, if_absent, if_match)
+                    files.replace_file(parts[-1], folder, data, sync=self._durable)
                 finally:
-                    parent.close()
-            finally:
-                os.close(root)
+                    files.unlock(folder)
+            if self._durable:
+                files.fsync(folder)
+            with files.closing(files.open_plain(parts[-1], folder)) as fd:
+                return _tag(fd)
+
+    def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
+        """Write objects, as `Engine.put_many` does: the storage is waited for once they are all written."""
+        self.put_parts([(key, [data]) for key, data in items])
+
+    def put_parts(self, items: Sequence[tuple[str, Sequence[Buffer]]]) -> None:
+        """Write objects, as `Engine.put_parts` does, without joining their parts."""
+        self._check_writable()
+        by_folder: dict[tuple[str, ...], list[tuple[str, Sequence[Buffer]]]] = {}
+        for key, data in items:
+            *folder, name = self._parts(key)
+            by_folder.setdefault(tuple(folder), []).append((name, data))
+        with files.io_errors(self.url, "cannot write"), self._tree(create=True) as tree:
+            for path, files_of in by_folder.items():
+                self._put_all(tree.folder(path, create=True), files_of)
+
+    def _put_all(self, folder: int, items: Sequence[tuple[str, Sequence[Buffer]]]) -> None:
+        waiting: dict[str, int] = {}  # descriptors by temporary names
+        try:
+            for _, parts in items:
+                temp = files.temp_name()
+                fd = waiting[temp] = files.create_empty(temp, folder)
+                _write_all(fd, parts)
+                if self._durable:
+                    files.start_writeback(fd)
+            for (temp, fd), (name, _) in zip(list(waiting.items()), items, strict=True):
+                if self._durable:
+                    files.fsync(fd)
+                files.rename(temp, folder, name, folder)
+                os.close(waiting.pop(temp))
+        finally:
+            for temp, fd in waiting.items():
+                os.close(fd)
+                files.unlink_if_there(temp, folder)
+        if self._durable:
+            files.fsync(folder)
 
     def _check_condition(self, name: str, folder: int, where: str, if_absent: bool, if_match: str | None) -> None:
         try:
@@ -168,7 +200,9 @@ class LocalEngine(Engine):
 
     # -- inside ------------------------------------------------------------------------------
     @contextlib.contextmanager
-    def _tree(self) -> Iterator[files.Tree]:
+    def _tree(self, *, create: bool = False) -> Iterator[files.Tree]:
+        if create and not self._seen:
+            os.makedirs(self.root, exist_ok=True)
         root = files.open_dir(self.root)
         self._seen = True
         try:
@@ -195,12 +229,32 @@ class LocalEngine(Engine):
         while len(data) < stop - start:  # at most 2 GiB come at once
             more = os.pread(fd, stop - start - len(data), start + len(data))
             if not more:
-                raise CorruptStoreError(
-                    f"{self.where(key)} ends at byte {os.fstat(fd).st_size}, and bytes up to {stop} were expected",
-                    url=self.where(key),
-                )
+                raise self._too_short(fd, key, stop)
             data += more
         return data
+
+    def _read_into(self, fd: int, key: str, start: int, into: memoryview) -> memoryview:
+        done = 0
+        while done < into.nbytes:
+            count = os.preadv(fd, [into[done:]], start + done)
+            if not count:
+                raise self._too_short(fd, key, start + into.nbytes)
+            done += count
+        return into
+
+    def _too_short(self, fd: int, key: str, stop: int) -> CorruptStoreError:
+        return CorruptStoreError(
+            f"{self.where(key)} ends at byte {os.fstat(fd).st_size}, and bytes up to {stop} were expected",
+            url=self.where(key),
+        )
+
+
+def _write_all(fd: int, parts: Sequence[Buffer]) -> None:
+    at = 0
+    for first in range(0, len(parts), _IOV_MAX):
+        some = [memoryview(part) for part in parts[first : first + _IOV_MAX]]
+        files.write_parts(fd, some, at)
+        at += sum(part.nbytes for part in some)
 
 
 def _tag(fd: int) -> str:

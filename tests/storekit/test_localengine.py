@@ -14,11 +14,12 @@ from tdstore.errors import (
     ConflictError,
     CorruptStoreError,
     MissingDependencyError,
+    StoreIOError,
     StoreNotFoundError,
     UnknownBackendError,
     UnsupportedError,
 )
-from tdstore.index.ranges import Range
+from tdstore.index.ranges import Range, RangeInto
 from tdstore.registry import Registry
 from tdstore.storekit.local_engine import LocalEngine
 
@@ -127,3 +128,44 @@ def test_a_folder_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
     with pytest.raises(StoreNotFoundError, match="store"):
         engine.put("a", b"2")
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_objects_are_written_from_parts(tmp_path: Path, durable: bool) -> None:
+    engine = LocalEngine(tmp_path / "root", durable=durable)
+    many = [bytes([number % 251]) * (number % 3) for number in range(3000)]
+    engine.put_parts([("d/a", many), ("e", [memoryview(b"12"), bytearray(b"3")]), ("d/b", [])])
+    engine.put_many([("e", b"456"), ("d/c", b"7")])
+    assert bytes(engine.get("d/a").data) == b"".join(many)
+    assert [bytes(engine.get(key).data) for key in ("e", "d/b", "d/c")] == [b"456", b"", b"7"]
+    assert {entry.key for entry in engine.list()} == {"d/a", "d/b", "d/c", "e"}
+    assert sum(len(names) for _, _, names in os.walk(engine.root)) == 4, "no file is left over"
+
+
+def test_a_failed_write_of_several_objects_leaves_whole_ones_only(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.put_many([("d/a", b"old"), ("d/b", b"old")])
+    rename, calls = os.rename, iter([False, True])
+
+    def full(*args: object, **kwargs: object) -> None:
+        if next(calls):
+            raise OSError(28, "No space left on device")
+        rename(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "rename", full)
+    with pytest.raises(StoreIOError, match="cannot write"):
+        engine.put_many([("d/a", b"new"), ("d/b", b"new")])
+    monkeypatch.undo()
+    assert [bytes(engine.get(key).data) for key in ("d/a", "d/b")] == [b"new", b"old"]
+    assert sorted(os.listdir(os.path.join(engine.root, "d"))) == ["a", "b"]
+
+
+def test_a_range_is_read_into_memory(engine: LocalEngine) -> None:
+    engine.put("a", b"0123456789")
+    into = bytearray(4)
+    asked = [Range("a", 0, 2), RangeInto.make("a", 3, memoryview(into))]
+    assert [bytes(data) for data in engine.get_ranges(asked)] == [b"01", b"3456"]
+    assert into == b"3456"
+    with pytest.raises(CorruptStoreError, match="ends at byte 10, and bytes up to 12"):
+        engine.get_ranges([RangeInto.make("a", 8, memoryview(into))])

@@ -52,6 +52,11 @@ class PartEngine(Engine):
         """The abilities of the inner engine."""
         return self.inner.can
 
+    @property
+    def lanes(self) -> int:
+        """How many objects of the inner engine travel side by side."""
+        return self.inner.lanes
+
     def conditional(self) -> bool:
         """Check whether the inner engine has conditional puts."""
         return self.inner.conditional()
@@ -87,6 +92,10 @@ class PartEngine(Engine):
     def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
         """Write objects, as `Engine.put_many` does."""
         self.inner.put_many([(self._key(key), data) for key, data in items])
+
+    def put_parts(self, items: Sequence[tuple[str, Sequence[Buffer]]]) -> None:
+        """Write objects, as `Engine.put_parts` does."""
+        self.inner.put_parts([(self._key(key), parts) for key, parts in items])
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, as `Engine.delete` does."""

@@ -200,6 +200,12 @@ class CachedEngine(DelegatingEngine):
             self._known.pop(key, None)
         self.inner.put_many(items)
 
+    def put_parts(self, items: Sequence[tuple[str, Sequence[Buffer]]]) -> None:
+        """Write objects, as `Engine.put_parts` does."""
+        for key, _ in items:
+            self._known.pop(key, None)
+        self.inner.put_parts(items)
+
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, as `Engine.delete` does."""
         for key in keys:

@@ -23,6 +23,11 @@ class DelegatingEngine(Engine):
         """The abilities of the inner engine."""
         return self.inner.can
 
+    @property
+    def lanes(self) -> int:
+        """How many objects of the inner engine travel side by side."""
+        return self.inner.lanes
+
     def conditional(self) -> bool:
         """Check whether the inner engine has conditional puts."""
         return self.inner.conditional()
@@ -66,6 +71,10 @@ class DelegatingEngine(Engine):
     def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
         """Write objects, as `Engine.put_many` does."""
         self.inner.put_many(items)
+
+    def put_parts(self, items: Sequence[tuple[str, Sequence[Buffer]]]) -> None:
+        """Write objects, as `Engine.put_parts` does."""
+        self.inner.put_parts(items)
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, as `Engine.delete` does."""
