@@ -12,6 +12,7 @@ from torch import Tensor
 from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.readcheck import ReadCheck
 from tdstore.dtypes import NAME_TO_DTYPE
+from tdstore.storekit import refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, check_holes
 from tdstore.storekit.checked import CheckedStore, L
 from tdstore.storekit.files import io_errors
@@ -62,12 +63,16 @@ class MappedStore(ResidentStore[F], Generic[F]):
 
     def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
         if rows is not None:
-            self._check_open()
+            if self._closed:
+                raise refusals.closed(self.url)
             leaves = self._catalogue()
             for path in paths:
                 leaf = leaves[path] if path in leaves else self._leaf(path)  # which raises
-                self._refuse_holes(leaf, (rows,))
-        super().check(paths, rows)
+                # A row of a leaf is no larger than the leaf: most need no arithmetic on the index.
+                if leaf.nbytes * (len(rows) if isinstance(rows, Tensor) else 1) > SUSPECT_BYTES:
+                    self._refuse_holes(leaf, (rows,))
+        if (reading := self._reading) is not None and reading.pending:
+            super().check(paths, rows)
 
     def _refuse_holes(self, leaf: F, index: StoreIndex) -> None:
         """Refuse to copy what takes far more memory than the storage has of it, unless that is allowed."""

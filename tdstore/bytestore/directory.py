@@ -87,7 +87,7 @@ def _table(files: Iterable[LeafFile]) -> Table:
             block = BLOCK if file.sums is None else file.sums.block
             pieces.append((len(objects), 0, file.nbytes, block, UNCHECKED if sums is None else 0))
             objects.append(StoredObject.known("/".join(file.file), file.nbytes, () if sums is None else sums))
-        leaves[file.path] = Leaf(file.spec(), extents)
+        leaves[file.path] = Leaf(file.spec, extents)
     if packed:
         pieces = [(len(objects) if at < 0 else at, a, b, c, d) for at, a, b, c, d in pieces]
         objects.append(StoredObject.known(PACK, length, np.frombuffer(b"".join(packed), "<u4")))

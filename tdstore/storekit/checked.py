@@ -39,7 +39,6 @@ class Typed(Protocol):
 
 L = TypeVar("L")
 """What a backend keeps for each leaf."""
-R = TypeVar("R", Read, Write)
 _NO_LOCK = nullcontext()
 _SPEC: Callable[[Any], LeafSpec] = attrgetter("spec")
 """What `CheckedStore._spec` does, without a Python call for each leaf."""
@@ -224,9 +223,17 @@ class CheckedStore(Store, Generic[L]):
         """
         if self._closed:
             raise refusals.closed(self.url)
-        found = self._found(reads, self._catalogue() if leaves is None else leaves)
+        if leaves is None:
+            leaves = self._catalogue()
         typed = self._typed if self._own_typed else _SPEC
-        check_indices([(r.index, typed(leaf).shape) for leaf, r in found])
+        found: list[tuple[L, Read]] = []
+        places = []
+        for r in reads:
+            if (leaf := leaves.get(r.path)) is None:
+                raise refusals.no_leaf(self.url, r.path)
+            found.append((leaf, r))
+            places.append((r.index, typed(leaf).shape))
+        check_indices(places)
         for leaf, r in found:
             if (out := r.out) is not None:
                 known = typed(leaf)
@@ -234,12 +241,6 @@ class CheckedStore(Store, Generic[L]):
                 if tuple(out.shape) != shape or out.dtype != known.dtype:
                     raise refusals.wrong_out(r.path, out.shape, out.dtype, shape, known.dtype)
         return found
-
-    def _found(self, asked: Sequence[R], leaves: Mapping[Path, L]) -> list[tuple[L, R]]:
-        try:
-            return [(leaves[one.path], one) for one in asked]
-        except KeyError:
-            raise refusals.no_leaf(self.url, next(a.path for a in asked if a.path not in leaves)) from None
 
     def _check_all(self, paths: Iterable[Path]) -> None:
         leaves = self._catalogue()
@@ -267,7 +268,8 @@ class CheckedStore(Store, Generic[L]):
 
     def load_header(self) -> Header:
         """Return the header, as `Store.load_header` does: by default `_header`."""
-        self._check_open()
+        if self._closed:
+            raise refusals.closed(self.url)
         return self._header
 
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
@@ -289,8 +291,16 @@ class CheckedStore(Store, Generic[L]):
         """Check values and write, as `Store.write` does."""
         with self._guard:
             self._check_writable()
-            found, typed = self._found(writes, self._catalogue()), self._typed if self._own_typed else _SPEC
-            check_writes([(w, (known := typed(leaf)).shape, known.dtype) for leaf, w in found])
+            leaves, typed = self._catalogue(), self._typed if self._own_typed else _SPEC
+            found: list[tuple[L, Write]] = []
+            places = []
+            for w in writes:
+                if (leaf := leaves.get(w.path)) is None:
+                    raise refusals.no_leaf(self.url, w.path)
+                found.append((leaf, w))
+                known = typed(leaf)
+                places.append((w, known.shape, known.dtype))
+            check_writes(places)
             self._write(_last_writes(found))
 
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -93,14 +93,8 @@ def block_bytes(nbytes: int) -> int:
     return block
 
 
-def crc32c(data: bytes | Memory) -> int:
-    """Compute the crc32c of bytes or of a contiguous uint8 array.
-
-    Example:
-        >>> f"{crc32c(b'123456789'):08x}"
-        'e3069283'
-    """
-    return int(google_crc32c.value(data))
+crc32c: Callable[[bytes | Memory], int] = google_crc32c.value
+"""Compute the crc32c of bytes or of a contiguous uint8 array."""
 
 
 def crcs_of(memory: Memory, size: int) -> list[int]:

@@ -514,7 +514,7 @@ def _fault(leaf: LeafRecord) -> str | None:
     if bool(file) != bool(expected):
         return f"has {expected} bytes and the file {'/'.join(file)!r}"
     if file and at == -1:
-        if len(file) > 2 * MAX_DEPTH or not all(map(is_plain_name, file)):
+        if len(file) > 2 * MAX_DEPTH or not (all(map(_SIMPLE.fullmatch, file)) or all(map(is_plain_name, file))):
             return f"names {file!r}, which is not a plain file below the root"
         if file[-1] in RESERVED or file[0] in RESERVED:
             return f"names {file!r}, which is not a data file"

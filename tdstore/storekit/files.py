@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import stat
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
@@ -174,7 +175,7 @@ class Tree:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
+        self._cut(0)
 
 
 def open_plain(name: str, parent: int, flags: int = os.O_RDONLY) -> int:
@@ -394,16 +395,12 @@ def is_same_entry(fd: int, name: str, parent: int) -> bool:
     return os.path.samestat(there, os.fstat(fd))
 
 
-def is_in_memory(device: int) -> bool:
-    """Check whether a device number is that of a tmpfs, where a read of a hole through a mapping takes a page."""
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
-            lines = [line.split() for line in mounts]
-    except OSError:
-        return False  # not Linux
-    # ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [TAGS ...] - TYPE SOURCE OPTIONS
-    return any(line[2] == number and line[line.index("-", 6) + 1] in ("tmpfs", "ramfs") for line in lines)
+def is_in_memory(fd: int) -> bool:
+    """Check whether a file lies on a tmpfs or the like, where a read of a hole through a mapping takes a page."""
+    if _fstatfs is None:
+        return False
+    found = ctypes.create_string_buffer(256)  # a `struct statfs`, which begins with the type
+    return _fstatfs(fd, found) == 0 and ctypes.c_long.from_buffer(found).value & 0xFFFFFFFF in _IN_MEMORY
 
 
 def fsync(fd: int) -> None:
@@ -488,6 +485,9 @@ def remove_tree(name: str, parent: int, *, first: Sequence[str] = ()) -> None:
 _libc = ctypes.CDLL(None, use_errno=True)
 _renameat2 = getattr(_libc, "renameat2", None)
 _sync_file_range = getattr(_libc, "sync_file_range", None)
+_fstatfs = _libc.fstatfs if sys.platform == "linux" else None
+_IN_MEMORY = (0x01021994, 0x858458F6, 0x958458F6)
+"""The types of tmpfs, ramfs and hugetlbfs (`man 2 statfs`)."""
 _RENAME_EXCHANGE = 2
 
 

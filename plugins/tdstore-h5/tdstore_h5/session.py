@@ -104,9 +104,10 @@ class Session:
     def attach(self, handle: Handle, mode: str) -> None:
         self.handle = handle
         self.raw = RawFile(handle.fd, self.url)
-        self.journal = Journal(self.path, self.url, sync=self.durable)
-        self.undo = Undo(self.raw, os.path.dirname(self.path))
-        self.aside = Aside(os.path.dirname(self.path))
+        if handle.write:  # a reader has no use for these
+            self.journal = Journal(self.path, self.url, sync=self.durable)
+            self.undo = Undo(self.raw, os.path.dirname(self.path))
+            self.aside = Aside(os.path.dirname(self.path))
         handle.open(handle.path, mode, self.libver)
         self.thread = threading.get_ident()
         OPEN.add(self)
@@ -541,12 +542,13 @@ class Session:
         """Read contents and manifest; returns the dirty marker of a dead writer of older versions."""
         with h5_errors(self.url, "reading its structure"):
             file = self.handle.file
-            text, mark = get_attribute(file, MANIFEST, self.url), get_attribute(file, DIRTY, self.url)
+            attributes = file.attrs
+            text, mark = get_attribute(attributes, MANIFEST, self.url), get_attribute(attributes, DIRTY, self.url)
             self.contents = Walker(file, self.url, trust=self.trust).walk()
             for path, leaf in self.contents.leaves.items():
                 leaf.committed = path
             self.ours = text is not None
-            self.document = Document() if text is None else decode_document(text, url=self.url)
+            self.document = Document() if text is None else decode_document(text, self.contents.leaves, url=self.url)
             self.manifest = text
             self.sums = Sums(self.document.sums)
             return None if mark is None else decode_dirty(mark, url=self.url)
@@ -559,7 +561,11 @@ class Session:
         named, others = mark or set(), changed(leaves, specs)
         dirty = named & others if self.ours or mark is None else named & set(leaves)
         wrong = differences(leaves, specs, named) if others and self.ours and verify != "none" else ()
-        self.raw.need(max([x.offset + x.spec.nbytes for x in leaves.values() if x.offset is not None], default=0))
+        end = 0
+        for leaf in leaves.values():
+            if leaf.offset is not None:
+                end = max(end, leaf.offset + leaf.spec.nbytes)
+        self.raw.need(end)
         for path in others:
             self.sums.drop(path)
 

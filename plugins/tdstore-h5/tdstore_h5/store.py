@@ -288,7 +288,9 @@ class H5Store(CheckedStore[Stored]):
         return {**leaves, **self._strings} if self._strings else leaves
 
     def load_header(self) -> Header:
-        session = self._open()
+        if self._closed:
+            raise refusals.closed(self.url)
+        session = self._session
         if session.ours or session.handle.temporary:
             return session.document.header
         return self._foreign_header(None) if self._foreign is None else self._foreign

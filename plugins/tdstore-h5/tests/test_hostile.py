@@ -125,18 +125,18 @@ def test_a_manifest_is_checked() -> None:
     specs = {("a",): LeafSpec((3,), "int64")}
     document = Document(3, header_of({("a",): torch.zeros(1)}), specs, {("a",): LeafSums(64, np.array([1], np.uint32))})
     text = encode_document(document, url="u")
-    assert decode_document(text, url="u").generation == 3
+    assert decode_document(text, {}, url="u").generation == 3
     for at in range(len(text)):
         with pytest.raises(CorruptStoreError):
-            decode_document(text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :], url="u")
+            decode_document(text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :], {}, url="u")
     with pytest.raises(CorruptStoreError):
-        decode_document(text[:-1], url="u")
+        decode_document(text[:-1], {}, url="u")
     with pytest.raises(UnsupportedError, match="version 2, this tdstore reads 1") as caught:
-        decode_document(text.replace(b"TDS1", b"TDS2", 1), url="u")
+        decode_document(text.replace(b"TDS1", b"TDS2", 1), {}, url="u")
     assert "upgrade" in str(caught.value)
     with pytest.raises(CorruptStoreError, match="0 checksums"):
         bad = Document(1, header_of({}), specs, {("a",): LeafSums(64, np.array([], np.uint32))})
-        decode_document(encode_document(bad, url="u"), url="u")
+        decode_document(encode_document(bad, url="u"), {}, url="u")
 
 
 # -- rivals --------------------------------------------------------------------------------

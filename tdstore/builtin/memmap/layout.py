@@ -115,7 +115,7 @@ class LeafFile:
         fill = decode_value(record.fill) if record.fill else 0
         leaf = cls(record.path, record.shape, NAME_TO_DTYPE[record.dtype], fill, record.file)
         if leaf.nbytes:
-            leaf.sums = record.sums()
+            leaf.sums = Sums(record.crc, record.tips, record.block)
         if record.offset >= 0:
             leaf.packed, leaf.offset = True, record.offset
         return leaf
@@ -135,6 +135,7 @@ class LeafFile:
             self.offset if self.packed else -1,
         )
 
+    @property
     def spec(self) -> LeafSpec:
         """Return shape, dtype and fill value."""
         return LeafSpec(self.shape, self.dtype, fill_value=self.fill)

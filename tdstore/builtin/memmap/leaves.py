@@ -98,9 +98,6 @@ class MemmapLeaves(MappedStore[LeafFile]):
     def _catalogue(self) -> Mapping[Path, LeafFile]:
         return self._files
 
-    def _spec(self, leaf: LeafFile) -> LeafSpec:
-        return leaf.spec()
-
     def _typed(self, leaf: LeafFile) -> LeafFile:
         return leaf
 
@@ -132,7 +129,9 @@ class MemmapLeaves(MappedStore[LeafFile]):
 
     # -- data ----------------------------------------------------------------------------
     def view(self, path: Path) -> Tensor:
-        leaf = self._leaf(path)
+        leaf = self._files.get(path)
+        if leaf is None or self._closed:
+            leaf = self._leaf(path)  # which raises
         tensor = self._leaves.get(path)
         if tensor is None:
             tensor = self._mapped(leaf)
@@ -157,7 +156,7 @@ class MemmapLeaves(MappedStore[LeafFile]):
         if not holes and (self.writable or not leaf.sparse):
             return False
         if self._in_memory is None:
-            self._in_memory = files.is_in_memory(os.fstat(self._hold.root).st_dev)
+            self._in_memory = files.is_in_memory(self._hold.root)
         return self._in_memory
 
     def _read_file(self, leaf: LeafFile, r: Read) -> Tensor:

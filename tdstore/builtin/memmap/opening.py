@@ -7,8 +7,8 @@ import mmap
 import os
 import stat
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 import google_crc32c
 
@@ -24,7 +24,7 @@ from tdstore.errors import (
     StoreError,
     StoreNotFoundError,
 )
-from tdstore.header import Header, without_collection
+from tdstore.header import Header
 from tdstore.storekit import documents, files, refusals, session
 from tdstore.storekit.checksums import Sums, block_text, crc32c, sums_of_file, sums_of_part, tips_of_file
 from tdstore.storekit.session import Log
@@ -33,6 +33,7 @@ from tdstore.types import Verify, path_text
 WHOLE = 64 << 10
 """Leaves of up to so many bytes are compared whole when they are opened, which is as cheap as three samples."""
 MAX_MANIFEST = documents.MAX_FILE_BYTES
+_NBYTES, _PACKED = attrgetter("nbytes"), attrgetter("packed")
 
 
 @dataclass
@@ -43,6 +44,8 @@ class Contents:
     """The manifest as stored; empty for a directory of tensordict."""
     header: Header
     leaves: list[LeafFile]
+    nbytes: int
+    """Of all leaves."""
 
 
 @dataclass
@@ -69,7 +72,6 @@ def session_state(root: int) -> SessionState:
     return SessionState(log, log is not None and session.has_live_session(root))
 
 
-@without_collection()
 def read_contents(root: int, url: str) -> Contents:
     """Read the manifest, or the files of tensordict.
 
@@ -84,7 +86,8 @@ def read_contents(root: int, url: str) -> Contents:
     except CorruptStoreError as error:
         raise files.with_url(error, url) from None
     found, header = documents.decode_manifest(raw, url=url)
-    return Contents(raw, header, [LeafFile.from_record(record) for record in found.leaves])
+    leaves = [LeafFile.from_record(record) for record in found.leaves]
+    return Contents(raw, header, leaves, sum(map(_NBYTES, leaves)))
 
 
 def _read_tensordict(root: int, url: str) -> Contents:
@@ -95,18 +98,7 @@ def _read_tensordict(root: int, url: str) -> Contents:
             f"{url} holds neither {documents.NAME} nor {META}: it is not a dataset", url=url
         ) from None
     header, leaves = read_tensordict(root, url)
-    return Contents(b"", header, leaves)
-
-
-def check_budget(leaves: Iterable[LeafFile], max_bytes: int | None, url: str) -> None:
-    """Refuse a store larger than the caller allows."""
-    total = sum([leaf.nbytes for leaf in leaves])
-    if max_bytes is not None and total > max_bytes:
-        raise CorruptStoreError(
-            f"{url} declares {total} bytes of data, more than max_bytes={max_bytes}",
-            url=url,
-            hint="pass a larger max_bytes= if that is meant",
-        )
+    return Contents(b"", header, leaves, sum(map(_NBYTES, leaves)))
 
 
 def check_and_map(
@@ -131,8 +123,10 @@ def check_and_map(
         DirtyStoreError: a writer was killed, and these leaves differ from the last commit.
     """
     dirty: list[tuple[LeafFile, str]] = []
-    whole = whole_compare_limit(contents.leaves)
-    pack = _check_packed(root, contents, now, shared=shared, verify=verify, accept=accept, url=url, dirty=dirty)
+    whole = OPENED if contents.nbytes <= OPENED else WHOLE
+    pack: Pack | None = None
+    if any(map(_PACKED, contents.leaves)):
+        pack = _check_packed(root, contents, now, shared=shared, verify=verify, accept=accept, url=url, dirty=dirty)
     inodes: dict[tuple[int, int], LeafFile] = {}
     with files.Tree(root) as tree:
         for leaf in contents.leaves:
@@ -194,10 +188,8 @@ def _check_packed(
     url: str,
     dirty: list[tuple[LeafFile, str]],
 ) -> Pack | None:
-    """Compare the packed leaves, and map their file; None if there are none."""
+    """Compare the packed leaves, and map their file; None if that is missing."""
     leaves = [leaf for leaf in contents.leaves if leaf.packed]
-    if not leaves:
-        return None
     pack = Pack(root, max(leaf.offset + leaf.nbytes for leaf in leaves), shared=shared)
     try:
         with files.Tree(root) as tree:
@@ -273,11 +265,6 @@ def _open_leaf(
         files.raise_io(error, url, f"leaf {path_text(leaf.path)}", writing=False)
 
 
-def whole_compare_limit(leaves: Iterable[LeafFile]) -> int:
-    """Return up to how many bytes leaves of a dataset are compared whole when it is opened."""
-    return OPENED if sum([leaf.nbytes for leaf in leaves]) <= OPENED else WHOLE
-
-
 def _compare(
     fd: int, leaf: LeafFile, info: os.stat_result, now: SessionState, verify: Verify, whole: int
 ) -> str | None:
@@ -286,9 +273,10 @@ def _compare(
     # A session that grows a leaf lengthens its file before the manifest is written.
     if size < leaf.nbytes or (size > leaf.nbytes and now.log is None):
         return f"leaf {path_text(leaf.path)} has {size} bytes, expected {leaf.nbytes}"
-    if leaf.sums is None or now.skips(leaf):
+    quiet = now.log is None and not now.live
+    if leaf.sums is None or (not quiet and now.skips(leaf)):
         return None
-    if now.crashed or verify == "full":
+    if verify == "full" or (not quiet and now.crashed):
         return compare_sums(fd, leaf, leaf.sums)
     if verify == "size" and leaf.nbytes <= whole:
         return compare_sums(fd, leaf, leaf.sums)

@@ -228,7 +228,8 @@ class Hold:
                     os.close(leaf.fd)
                     leaf.fd = -1
             self.files.clear()
-            self._drop_pack()
+            if self.pack is not None:
+                self._drop_pack()
             if self.site is not None:
                 self.site.close(forked=True)
             if self._scratch is not None:

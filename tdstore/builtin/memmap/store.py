@@ -16,11 +16,11 @@ from tdstore.builtin.localplace import local_place
 from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.memmap.leaves import MemmapLeaves
 from tdstore.builtin.memmap.opening import (
+    WHOLE,
     Contents,
     SessionState,
     await_commit,
     check_and_map,
-    check_budget,
     compare_sums,
     crc_of_range,
     crc_unless_written,
@@ -28,13 +28,12 @@ from tdstore.builtin.memmap.opening import (
     manifest_identity,
     read_contents,
     session_state,
-    whole_compare_limit,
 )
 from tdstore.builtin.memmap.publish import build_site
 from tdstore.builtin.memmap.steps import append_step, has_room, plan_step, recorded
 from tdstore.builtin.memmap.tensordict_layout import meta_files, write_meta_files
 from tdstore.builtin.memmap.writing import compute_checksums
-from tdstore.builtin.readcheck import ReadCheck
+from tdstore.builtin.readcheck import OPENED, ReadCheck
 from tdstore.errors import (
     OptionError,
     StoreError,
@@ -44,6 +43,7 @@ from tdstore.errors import (
 from tdstore.header import Header, without_collection
 from tdstore.store import Cap
 from tdstore.storekit import check_choices, documents, files, refusals, session
+from tdstore.storekit.budget import check_declared
 from tdstore.storekit.documents import PACKED_MOST
 from tdstore.storekit.session import LOCK_TIMEOUT
 from tdstore.types import MODES, Durable, Fault, Mode, Path, Recover, Verify, path_text
@@ -176,21 +176,22 @@ class MemmapStore(MemmapLeaves):
             raise StoreNotFoundError(f"there is nothing at {self.url}", url=self.url) from error
         if self._mode == "r":
             now = session_state(root)
-            self._take(read_contents(root, self.url), now)
+            with without_collection():
+                self._take(read_contents(root, self.url), now)
             return
         with self._hold.entering(self._options["lock_timeout"], self.location) as now:
-            contents = read_contents(root, self.url)
-            self._lease.session = self._hold.session
-            self._take(contents, now)
+            with without_collection():
+                contents = read_contents(root, self.url)
+                self._lease.session = self._hold.session
+                self._take(contents, now)
             stale = [leaf for leaf in contents.leaves if leaf.sums is None or now.skips(leaf)]
             if now.log is not None and not now.live:
                 self._recover(contents, now.log)
             if not now.live and (stale or self._raw.startswith(documents.LOGGED)):
                 self._reseal(stale)
 
-    @without_collection()
     def _take(self, contents: Contents, now: SessionState) -> None:
-        check_budget(contents.leaves, self._options["max_bytes"], self.url)
+        check_declared(contents.nbytes, self._options["max_bytes"], self.url)
         shared = self._mode == "r+"
         self._hold.pack = check_and_map(
             self._hold.root,
@@ -216,11 +217,12 @@ class MemmapStore(MemmapLeaves):
         if shared:
             self._mark_committed()
         if self._raw and self._options["verify"] != "none" and not now.crashed:
-            done = whole_compare_limit(contents.leaves) if self._options["verify"] == "size" else sys.maxsize
-            sure = [leaf for leaf in contents.leaves if leaf.nbytes > done and not now.skips(leaf)]
-            root = self._hold.root
-            stored_crc = partial(crc_unless_written, root) if shared else partial(crc_of_range, root, self._raw)
-            self._reading = ReadCheck(self.url, sure, stored_crc)
+            full = self._options["verify"] == "full" or contents.nbytes <= OPENED  # every leaf was compared whole
+            sure = [] if full else [leaf for leaf in contents.leaves if leaf.nbytes > WHOLE and not now.skips(leaf)]
+            if sure:
+                root = self._hold.root
+                stored_crc = partial(crc_unless_written, root) if shared else partial(crc_of_range, root, self._raw)
+                self._reading = ReadCheck(self.url, sure, stored_crc)
 
     def _recover(self, contents: Contents, log: session.Log) -> None:
         """Finish or undo an interrupted commit, as there is no other session."""

@@ -84,9 +84,6 @@ class TdzLeaves(MappedStore[LeafEntry]):
     def _catalogue(self) -> Mapping[Path, LeafEntry]:
         return self._entries
 
-    def _spec(self, leaf: LeafEntry) -> LeafSpec:
-        return leaf.spec()
-
     def _typed(self, leaf: LeafEntry) -> LeafEntry:
         return leaf
 
@@ -227,7 +224,7 @@ class TdzLeaves(MappedStore[LeafEntry]):
             self._entries.pop(leaf.path, None)
         with files.io_errors(self.url, "renaming"):
             for new, leaf in moved.items():  # an entry has its name in front of it: a copy under the new one
-                self._copy(leaf, self._make(new, leaf.spec()))
+                self._copy(leaf, self._make(new, leaf.spec))
 
     def _resize(self, lengths: Mapping[Path, int]) -> None:
         with files.io_errors(self.url, "resizing"):
@@ -235,7 +232,7 @@ class TdzLeaves(MappedStore[LeafEntry]):
                 old = self._entries[path]
                 if old.shape[0] == length:
                     continue
-                made = self._make(path, old.spec().replace(shape=(length, *old.shape[1:])))
+                made = self._make(path, old.spec.replace(shape=(length, *old.shape[1:])))
                 self._fill(made)
                 self._copy(old, made)
 

@@ -244,7 +244,8 @@ class StoreHandle:
                 case Leaf():
                     found.append(at)
                 case SubGroup():
-                    waiting += [(*at, key) for key in reversed(self.groups[at].keys)]
+                    for key in reversed(self.groups[at].keys):
+                        waiting.append((*at, key))
                 case None:
                     pass
                 case _:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 
 _NBYTES = attrgetter("nbytes")
+_CPU = torch.device("cpu")
+_AS_IS = nullcontext()
+Viewer = Callable[[Path], Tensor]
 
 
 def over(handle: StoreHandle, path: Path = (), flags: int = 0) -> TensorDictBase:
@@ -103,24 +106,26 @@ def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path]
     return stack
 
 
-def _resident(handle: StoreHandle, path: Path, flags: int) -> TensorDictBase:
+def _resident(handle: StoreHandle, path: Path, flags: int, view: Viewer | None = None) -> TensorDictBase:
     group = handle.groups[path]
+    view = view or _viewer(handle)
     if group.kind == STACK_KIND:
-        made: TensorDictBase = _stack(handle, path, flags, lambda below: _resident(handle, below, flags))
+        made: TensorDictBase = _stack(handle, path, flags, lambda below: _resident(handle, below, flags, view))
         return made
     data: dict[str, Any] = {}
-    view = _viewer(handle)
+    entries = handle.entries
     for key in group.keys:
-        data[key] = entry(handle, (*path, key), flags, view)
+        at = (*path, key)
+        data[key] = view(at) if type(entries[at]) is Leaf else entry(handle, at, flags, view)
     # What is mapped is on the CPU, whatever was told of where it came from.
-    device = _device_of(handle.store) if flags & MAPPED or group.device is not None else None
+    device = _CPU if flags & MAPPED else None if group.device is None else _device_of(handle.store)
     td = Container._resident_class._new(data, torch.Size(group.batch_size or ()), device, group.names, flags)
     td._binding = (handle, path) if flags else None
     found: TensorDictBase = wrap(handle, path, td)
     return found
 
 
-def entry(handle: StoreHandle, path: Path, flags: int, view: Any = None) -> Any:
+def entry(handle: StoreHandle, path: Path, flags: int, view: Viewer | None = None) -> Any:
     """Build one entry of a resident store as its TensorDict holds it."""
     match handle.entries[path]:
         case Leaf():
@@ -128,20 +133,15 @@ def entry(handle: StoreHandle, path: Path, flags: int, view: Any = None) -> Any:
         case NestedTensor(_, layout):
             return layout.viewed(handle.store)
         case SubGroup():
-            return _resident(handle, path, flags)
+            return _resident(handle, path, flags, view)
     return handle.value(path)
 
 
-def _viewer(handle: StoreHandle) -> Any:
+def _viewer(handle: StoreHandle) -> Viewer:
     if not fake_mode():
         return handle.store.view
     # Under FakeTensorMode a leaf has a shape and a dtype, and no file is mapped.
     return lambda path: torch.empty(handle.specs[path].shape, dtype=handle.specs[path].dtype)
-
-
-def _real_tensors() -> AbstractContextManager[Any]:
-    """Leave the caller's tensor modes: stores deal in real tensors."""
-    return torch.utils._python_dispatch._disable_current_modes() if fake_mode() else nullcontext()
 
 
 def _device_of(store: Store) -> torch.device:
@@ -176,7 +176,7 @@ def open_container(
         location, options = locate(location, options)
     if not PINS.isdisjoint(options):
         options = pinned(location, storage, mode, options)
-    with _real_tensors():
+    with torch.utils._python_dispatch._disable_current_modes() if fake_mode() else _AS_IS:  # stores take real tensors
         handle = StoreHandle.open(location, storage=storage, mode=mode, **options)
     if mode in ("w", "x", "a") and not handle.store.load_header():
         handle.commit(handle.groups)

@@ -137,7 +137,7 @@ class WindowTree(TensorDictBase):
         """What is selected of the leading dimensions that all leaves here share."""
         if self._window is not None:
             return self._window
-        batch = self._group().batch_size or ()
+        batch = (self._handle.groups.get(self._path) or self._group()).batch_size or ()
         return _whole_of(batch if self._view is None else (*batch, *self._view.more))
 
     @property
@@ -193,7 +193,7 @@ class WindowTree(TensorDictBase):
 
     # -- entries -----------------------------------------------------------------------------
     def _first_keys(self) -> Iterable[str]:
-        keys = self._group().keys
+        keys = (self._handle.groups.get(self._path) or self._group()).keys
         if self._view is None or self._view.keys is None:
             return keys
         there = set(keys)
@@ -242,7 +242,9 @@ class WindowTree(TensorDictBase):
         n = len(sel.src_shape)
         further = (group.batch_size or ())[n:]
         names: Names | EllipsisType = ...
-        if view is not None or self._names != self._group().names:
+        if self._names is None and group.names is None:
+            names = None
+        elif view is not None or self._names != self._group().names:
             mine = extend_names(self._names or (), len(sel.shape)) or ()
             every = mine + (group.names[n:] if group.names else (None,) * len(further))
             names = every if any(every) else None

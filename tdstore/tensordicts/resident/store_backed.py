@@ -466,10 +466,12 @@ class BindingMixin(LeafwiseTree):
         handle.close()
 
     def _mark_closed(self, url: str) -> None:
-        if not isinstance(self._data, _Closed):
-            groups, self._data = self._groups(), _Closed(url)
-            for group in groups:
-                group._mark_closed(url)
+        data = self._data
+        if not isinstance(data, _Closed):
+            self._data = _Closed(url)
+            for value in data.values():
+                if type(value) is not Tensor and isinstance(value, Container):
+                    value._mark_closed(url)
 
     # -- travelling --------------------------------------------------------------------------
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:

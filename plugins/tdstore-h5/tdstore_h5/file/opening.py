@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from operator import attrgetter
 
 from tdstore.errors import StoreBusyError
 from tdstore.storekit import refusals
@@ -12,6 +13,8 @@ from tdstore.storekit.budget import check_declared
 from tdstore_h5.file.handle import Handle, Replaced, open_plain
 from tdstore_h5.file.journal import Found, finish, look
 from tdstore_h5.session import OPEN, Session
+
+_NBYTES = attrgetter("spec.nbytes")
 
 
 def _lock(session: Session, handle: Handle, *, write: bool) -> None:
@@ -60,7 +63,7 @@ def open_session(session: Session, *, write: bool, verify: str, accept: bool, ma
                     found = None
                 session.attach(handle, "r")
                 mark = session.load()
-                declared = sum([leaf.spec.nbytes for leaf in session.contents.leaves.values()])
+                declared = sum(map(_NBYTES, session.contents.leaves.values()))
                 check_declared(declared, max_bytes, session.url)
                 if found is not None and found.marked:
                     mark = (mark or set()) | found.marked

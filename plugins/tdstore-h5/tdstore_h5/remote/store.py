@@ -119,11 +119,12 @@ class RemoteH5Store(CheckedStore[Leaf]):
         """Read structure and manifest."""
         with self._h5("reading its structure"):
             file = self._file = h5py.File(self._source, "r")
-            text, mark = get_attribute(file, MANIFEST, self.url), get_attribute(file, DIRTY, self.url)
+            attributes = file.attrs
+            text, mark = get_attribute(attributes, MANIFEST, self.url), get_attribute(attributes, DIRTY, self.url)
             # Whatever is trusted: a file from elsewhere must not lead to files of this machine.
             self._contents = Walker(file, self.url, trust=False).walk()
             if text is not None:
-                self._ours, self._document = True, decode_document(text, url=self.url)
+                self._ours, self._document = True, decode_document(text, self._contents.leaves, url=self.url)
             self._mark = None if mark is None else decode_dirty(mark, url=self.url)
 
     def compare_manifest(self, *, verify: str, accept: bool) -> None:

@@ -23,7 +23,7 @@ from tdstore.errors import CorruptStoreError
 from tdstore.index.ranges import index_shape
 from tdstore.index.rows import gather
 from tdstore.storekit.checksums import BLOCK, byte_blocks
-from tdstore.storekit.files import write_at
+from tdstore.storekit.files import is_in_memory, write_at
 from tdstore.storekit.pages import empty, map_whole_pages
 from tdstore.types import LeafSpec, StoreIndex
 from tdstore_h5.file.tree import Leaf
@@ -134,7 +134,7 @@ class RawFile:
         self.fd = fd
         self.url = url
         self._map: Bytes = np.empty(0, np.uint8)
-        self._sparse = _on_tmpfs(fd)
+        self._sparse = is_in_memory(fd)
 
     def forget(self) -> None:
         """Drop the mapping."""
@@ -150,7 +150,7 @@ class RawFile:
 
     def need(self, end: int) -> None:
         """Check that the file has `end` bytes: a mapping beyond its end would kill the process."""
-        if (size := self.size()) < end:
+        if (size := os.fstat(self.fd).st_size) < end:
             raise CorruptStoreError(
                 f"{self.url} has {size} bytes, its datasets need {end}", url=self.url, hint="the file was cut short"
             )
@@ -169,15 +169,14 @@ class RawFile:
         """
         if spec.nbytes >= LONG and (whole := self._read_long(offset, spec, index, out, arrived)) is not None:
             return whole
-        if (self._sparse and self.has_hole(offset, spec.nbytes)) or self._lacks_room(offset + spec.nbytes):
+        end = offset + spec.nbytes
+        if (self._sparse and self.has_hole(offset, spec.nbytes)) or (end > len(self._map) and self._lacks_room(end)):
             return self._read_by_call(offset, spec, index, out)
         if out is None and len(index) == 1 and isinstance(index[0], Tensor) and spec.nbytes:
             numbers, length = index[0].numpy(), spec.shape[0]  # they are in range
             row = spec.nbytes // length
             if 0 < len(numbers) * row <= SHORT:
-                end = offset + spec.nbytes
-                memory = self._map[offset:end] if end <= len(self._map) else self._mapped(offset, spec.nbytes)
-                found = memory.reshape(length, row).take(numbers, 0, None, "clip")
+                found = self._map[offset:end].reshape(length, row).take(numbers, 0, None, "clip")
                 return torch.from_numpy(found).view(spec.dtype).view(len(numbers), *spec.shape[1:])
         if out is None and (block := block_of(spec.shape, index)) is not None:
             itemsize = spec.dtype.itemsize
@@ -273,9 +272,9 @@ class RawFile:
         if not leaf.plain or leaf.offset is None:
             return None
         end = leaf.offset + leaf.spec.nbytes
-        if (self._sparse and self.has_hole(leaf.offset, leaf.spec.nbytes)) or self._lacks_room(end):
+        if self._sparse and self.has_hole(leaf.offset, leaf.spec.nbytes):
             return None
-        return self._map[leaf.offset : end] if end <= len(self._map) else self._mapped(leaf.offset, leaf.spec.nbytes)
+        return None if end > len(self._map) and self._lacks_room(end) else self._map[leaf.offset : end]
 
     def bytes_at(self, offset: int, size: int) -> Bytes:
         """Read bytes of the file by `pread`."""
@@ -302,8 +301,6 @@ class RawFile:
 
     def _lacks_room(self, end: int) -> bool:
         """Check whether this process may not map the file as far as `end` (ulimit -v): it is then read by `pread`."""
-        if end <= len(self._map):
-            return False
         try:
             self._mapped(0, end)
         except OSError as error:
@@ -315,7 +312,7 @@ class RawFile:
     def _mapped(self, offset: int, size: int) -> Bytes:
         if offset + size > len(self._map):
             self.need(offset + size)
-            self._map = _map(self.fd, self.size())
+            self._map = _map(self.fd, os.fstat(self.fd).st_size)
         return self._map[offset : offset + size]
 
     def has_hole(self, offset: int, size: int) -> bool:
@@ -356,25 +353,6 @@ def _map(fd: int, size: int) -> Bytes:
     # A Python mapping keeps a copy of its descriptor, and a copy keeps the lock: map another opening of the file.
     own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) if os.path.isdir("/proc/self/fd") else os.dup(fd)
     try:
-        return _mapping(own, size)
+        return np.asarray(_Address(mmap.mmap(own, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)))
     finally:
         os.close(own)
-
-
-def _mapping(fd: int, size: int) -> Bytes:
-    return np.asarray(_Address(mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)))
-
-
-def _on_tmpfs(fd: int) -> bool:
-    """Check whether a read of a hole through a mapping takes memory: a full file system would kill the process."""
-    device = os.fstat(fd).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                head, _, tail = line.partition(" - ")
-                if head.split()[2] == number:
-                    return tail.split()[0] in ("tmpfs", "ramfs", "hugetlbfs")
-    except OSError:
-        return False  # not Linux
-    return False
