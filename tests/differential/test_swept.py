@@ -202,11 +202,6 @@ class V(U):
 (list(T.__dataclass_fields__), list(V.__dataclass_fields__), type(T.__dataclass_fields__).__name__)
 ---
 TensorDict({"a": torch.zeros(3)}, "x")
----
-h = TensorDict({"i": torch.arange(4), "n": {"b": torch.ones(4)}}, [4]).to_h5(f"{tmp}/rows.h5")
-h[1:3]["i"] = torch.full((2,), 0.5)
-h[1:3]["n"] = TensorDict({"b": torch.full((2,), 7.)}, [2])
-(h["i"], h["n", "b"])
 """)
 def test_what_a_later_sweep_found(source: str) -> None:
     check(source)

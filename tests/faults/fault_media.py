@@ -100,7 +100,7 @@ def _put_h5(location: str, change: Callable[[bytes], bytes]) -> None:
     from tdstore_h5.file.document import MANIFEST, get_attribute, put_attribute
 
     with h5py.File(location, "r+") as file:
-        text = get_attribute(file, MANIFEST, location)
+        text = get_attribute(file.attrs, MANIFEST, location)
         assert text is not None
         text = text.encode() if isinstance(text, str) else text
         put_attribute(file, MANIFEST, seal(change(body_of(text))))
