@@ -46,6 +46,13 @@ class Contents:
     leaves: list[LeafFile]
     nbytes: int
     """Of all leaves."""
+    whole: int
+    """Leaves of up to so many bytes are compared whole when they are opened."""
+
+
+def _contents(raw: bytes, header: Header, leaves: list[LeafFile]) -> Contents:
+    nbytes = sum(map(_NBYTES, leaves))
+    return Contents(raw, header, leaves, nbytes, OPENED if nbytes <= OPENED else WHOLE)
 
 
 @dataclass
@@ -86,8 +93,7 @@ def read_contents(root: int, url: str) -> Contents:
     except CorruptStoreError as error:
         raise files.with_url(error, url) from None
     found, header = documents.decode_manifest(raw, url=url)
-    leaves = [LeafFile.from_record(record) for record in found.leaves]
-    return Contents(raw, header, leaves, sum(map(_NBYTES, leaves)))
+    return _contents(raw, header, [LeafFile.from_record(record) for record in found.leaves])
 
 
 def _read_tensordict(root: int, url: str) -> Contents:
@@ -98,7 +104,7 @@ def _read_tensordict(root: int, url: str) -> Contents:
             f"{url} holds neither {documents.NAME} nor {META}: it is not a dataset", url=url
         ) from None
     header, leaves = read_tensordict(root, url)
-    return Contents(b"", header, leaves, sum(map(_NBYTES, leaves)))
+    return _contents(b"", header, leaves)
 
 
 def check_and_map(
@@ -123,7 +129,7 @@ def check_and_map(
         DirtyStoreError: a writer was killed, and these leaves differ from the last commit.
     """
     dirty: list[tuple[LeafFile, str]] = []
-    whole = OPENED if contents.nbytes <= OPENED else WHOLE
+    whole = contents.whole
     pack: Pack | None = None
     if any(map(_PACKED, contents.leaves)):
         pack = _check_packed(root, contents, now, shared=shared, verify=verify, accept=accept, url=url, dirty=dirty)

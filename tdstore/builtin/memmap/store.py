@@ -16,7 +16,6 @@ from tdstore.builtin.localplace import local_place
 from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.memmap.leaves import MemmapLeaves
 from tdstore.builtin.memmap.opening import (
-    WHOLE,
     Contents,
     SessionState,
     await_commit,
@@ -33,7 +32,7 @@ from tdstore.builtin.memmap.publish import build_site
 from tdstore.builtin.memmap.steps import append_step, has_room, plan_step, recorded
 from tdstore.builtin.memmap.tensordict_layout import meta_files, write_meta_files
 from tdstore.builtin.memmap.writing import compute_checksums
-from tdstore.builtin.readcheck import OPENED, ReadCheck
+from tdstore.builtin.readcheck import ReadCheck
 from tdstore.errors import (
     OptionError,
     StoreError,
@@ -217,8 +216,9 @@ class MemmapStore(MemmapLeaves):
         if shared:
             self._mark_committed()
         if self._raw and self._options["verify"] != "none" and not now.crashed:
-            full = self._options["verify"] == "full" or contents.nbytes <= OPENED  # every leaf was compared whole
-            sure = [] if full else [leaf for leaf in contents.leaves if leaf.nbytes > WHOLE and not now.skips(leaf)]
+            whole, sure = contents.whole, []
+            if self._options["verify"] == "size" and contents.nbytes > whole:  # else each leaf was compared whole
+                sure = [leaf for leaf in contents.leaves if leaf.nbytes > whole and not now.skips(leaf)]
             if sure:
                 root = self._hold.root
                 stored_crc = partial(crc_unless_written, root) if shared else partial(crc_of_range, root, self._raw)
