@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -283,28 +284,37 @@ class ReplayBuffer(RowAccess, Resumable):
         Raises:
             RuntimeError: there are no rows, or they do not fit the storage. After an error nothing is changed.
         """
+        index: Tensor = self._write(self._writer.extend, self._sampler.extend, self._incoming(data))
+        return index
+
+    def _planned(self, data: Any) -> Callable[[], Tensor]:
+        """Check that rows can be written, and return the function that does so."""
+        incoming = self._incoming(data)
+        if isinstance(self._writer, Writer):
+            self._writer.check_rows(incoming)
+        return partial(self._write, self._writer.extend, self._sampler.extend, incoming)
+
+    def _incoming(self, data: Any) -> Any:
+        """Return rows as they are written: transformed, and along the first dimension."""
         if isinstance(data, list) and not data:
             raise InvalidStateError("extend needs at least one row")
         data = inverted(self._transforms, data) if self._transforms else data
         if (self._dim_extend or self._storage.ndim > 1) and (dim := self.dim_extend):
             data = rows_first(data, dim)
-        write: Callable[[Any], Tensor] = self._writer.extend
-        if self._ranks:
-            return self._ranked(write, data)
-        with self._lock:
-            index = write(data)
-            self._sampler.extend(index)
-        return index
+        return data
 
     def add(self, data: Any) -> int | Tensor | None:
         """Write one row, and return its index; None if the writer dropped the row."""
         data = inverted(self._transforms, data) if self._transforms else data
-        write: Callable[[Any], int | Tensor | None] = self._writer.add
+        index: int | Tensor | None = self._write(self._writer.add, self._sampler.add, data)
+        return index
+
+    def _write(self, write: Callable[[Any], T], tell_sampler: Callable[[T], None], data: Any) -> T:
         if self._ranks:
             return self._ranked(write, data)
         with self._lock:
             index = write(data)
-            self._sampler.add(index)
+            tell_sampler(index)
         return index
 
     def _ranked(self, write: Callable[[Any], T], data: Any) -> T:

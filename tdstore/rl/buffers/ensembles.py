@@ -15,6 +15,7 @@ from tdstore import TensorDict
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, OutOfRangeError, StateDictError
 from tdstore.rl.buffers.buffer import ReplayBuffer
 from tdstore.rl.buffers.parts import collated
+from tdstore.rl.buffers.prioritized import PrioritizedSampler, as_numbers, ranked
 from tdstore.rl.buffers.samplers import Info, Sampler
 from tdstore.rl.buffers.writers import Writer, only_collections
 from tdstore.rl.storages.state import Ints
@@ -428,24 +429,37 @@ class ReplayBufferEnsemble(ReplayBuffer):
     def extend(self, data: Any) -> TensorDictBase:  # type: ignore[override]  # which says the members, too
         """Write rows to the members that they name.
 
-        Each member writes its rows wholly or not at all; an error of one leaves those of members before it written.
+        All is checked before the first member writes: after bad input nothing is changed, in no member. An error of
+        the medium itself (a full disk, a lost connection, a new place that cannot be made) leaves the rows of members
+        before it written; each member writes its rows wholly or not at all.
 
         Returns:
             A TensorDict `[n]` of "buffer_ids" and "index".
 
         Raises:
-            RuntimeError: there is neither `routing_key` nor `routing_dim`. ValueError: a row names no member.
+            RuntimeError: there is neither `routing_key` nor `routing_dim`, or a member takes no rows.
+            ValueError: a row names no member.
         """
+        with self._lock:
+            return self._planned(data)()
+
+    def _planned(self, data: Any) -> Callable[[], TensorDictBase]:  # type: ignore[override]
         if self.routing_key is None and self.routing_dim is None:
             raise _not_here()
         ids = self._routes(only_collections(data))
         flat = data.reshape(-1)
-        index = torch.empty(len(ids), dtype=torch.int64)
-        with self._lock:
-            for k in ids.unique().tolist():
-                rows = (ids == k).nonzero().squeeze(-1)
-                index[rows] = self.members[k].extend(flat[rows])
-        return TensorDict({"buffer_ids": ids, "index": index}, [len(ids)])
+        planned = []
+        for k in ids.unique().tolist():
+            rows = (ids == k).nonzero().squeeze(-1)
+            planned.append((rows, self.members[k]._planned(flat[rows])))
+
+        def write() -> TensorDict:
+            index = torch.empty(len(ids), dtype=torch.int64)
+            for rows, of_member in planned:
+                index[rows] = of_member()
+            return TensorDict({"buffer_ids": ids, "index": index}, [len(ids)])
+
+        return write
 
     def _routes(self, data: Any) -> Tensor:
         """Return the members that rows go to, int64 `[n]`."""
@@ -477,13 +491,25 @@ class ReplayBufferEnsemble(ReplayBuffer):
         Args:
             index: a TensorDict of "buffer_ids" and "index", as a sample has it.
             priority: a number, or as many as there are rows.
+
+        Raises:
+            ValueError: a priority is negative or NaN, or there is another number of them.
+            IndexError: there is no such member or row. After an error all priorities are as before.
         """
         ids, rows = index["buffer_ids"].reshape(-1), index["index"]
         rows = rows.reshape(len(ids), -1) if rows.numel() != len(ids) else rows.reshape(-1)
-        priority = torch.as_tensor(priority).reshape(-1).expand(len(ids))
+        priority = as_numbers(priority).reshape(-1)
+        ranked(priority, len(ids))
+        priority = priority.expand(len(ids))
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self):
+            raise OutOfRangeError(f"members are 0 to {len(self) - 1}, and rows are of {ids.unique().tolist()}")
+        parts = [(self.members[k], rows[ids == k], priority[ids == k]) for k in ids.unique().tolist()]
         with self._lock:
-            for k in ids.unique().tolist():
-                self.members[k].update_priority(rows[ids == k], priority[ids == k])
+            for member, slots, _ in parts:
+                if isinstance(member.sampler, PrioritizedSampler):
+                    member.sampler.check_index(slots, member.storage)
+            for member, slots, values in parts:
+                member.update_priority(slots, values)
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget the rows of all members, as `ReplayBuffer.empty`."""

@@ -209,6 +209,15 @@ class PrioritizedSampler(Sampler):
             weights = self._weight(values)
             self._tree.update(slots, weights if len(weights) > 1 else float(weights[0]))
 
+    def check_index(self, index: Any, storage: Any) -> None:
+        """Check that an index names rows of the storage, or -1 for none.
+
+        Raises:
+            IndexError: it is beyond them.
+        """
+        slots = as_slots(index, storage)
+        self._check(slots[slots != -1], min(self.max_capacity, len(storage)))
+
     def _check(self, slots: Ints, rows: int | None = None) -> None:
         limit = self.max_capacity if rows is None else rows
         if len(slots) and slots.view(np.uint64).max() >= limit:

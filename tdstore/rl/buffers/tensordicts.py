@@ -96,7 +96,14 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if not self._ranks or update_priority is False:
             return super().extend(data)
         priority = self._priority_of(data, None) if is_collection(data) else None
-        index = super().extend(data)
+        return self._prioritized(super().extend(data), priority)
+
+    def _planned(self, data: Any) -> Callable[[], Tensor]:
+        priority, write = self._priority_of(only_collections(data), None), super()._planned(data)
+        return lambda: self._prioritized(write(), priority)
+
+    def _prioritized(self, index: Tensor, priority: Tensor | None) -> Tensor:
+        """Set the priorities that rows brought along."""
         if priority is not None:
             self.update_priority(index, priority)
         return index

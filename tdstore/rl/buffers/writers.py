@@ -76,6 +76,15 @@ class Writer(ABC):
     def extend(self, data: Any) -> Tensor:
         """Write rows, and return their int64 indices `[n]`; -1 for dropped rows."""
 
+    def check_rows(self, data: Any) -> None:
+        """Check that `extend` takes rows, without writing them.
+
+        Raises:
+            StoreError: as `extend` would.
+        """
+        if self._ours:
+            self._storage.check_rows(data)
+
     @property
     def write_count(self) -> int:
         """The number of all rows that were ever written."""
@@ -303,6 +312,10 @@ class ImmutableDatasetWriter(Writer):
         """
         raise InvalidStateError("this buffer has an ImmutableDatasetWriter: its rows cannot be changed")
 
+    def check_rows(self, data: Any) -> NoReturn:
+        """Refuse the rows, as `extend`."""
+        self.extend(data)
+
 
 class TensorDictMaxValueWriter(Writer):
     """Writer that keeps the rows with the largest values of one entry.
@@ -351,6 +364,11 @@ class TensorDictMaxValueWriter(Writer):
         """Write a row if it is among the largest, and return its index; None if it is not."""
         index = int(self.extend(only_collections(data).unsqueeze(0))[0])
         return None if index < 0 else index
+
+    def check_rows(self, data: Any) -> None:
+        """Check that the rows have ranks, and that the storage takes them."""
+        self._values(only_collections(data), int(data.batch_size[0]))
+        super().check_rows(data)
 
     def extend(self, data: Any) -> Tensor:
         """Write the rows that are among the largest.

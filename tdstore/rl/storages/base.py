@@ -46,6 +46,16 @@ class Storage(ABC):
             set_cursor: whether the length follows; `storage[i] = row` leaves it as it is.
         """
 
+    def check_rows(self, data: Any) -> None:
+        """Check that rows can be written, without writing them. A storage that takes all objects checks nothing.
+
+        Args:
+            data: rows along the first dimension.
+
+        Raises:
+            StoreError: as `set` would.
+        """
+
     @abstractmethod
     def get(self, index: Any) -> Any:
         """Read rows. An int and a slice return views where the storage has live tensors; a list or tensor returns

@@ -84,6 +84,33 @@ def dense(value: Any, column: Column) -> Tensor:
     return value
 
 
+def fitting(value: Any, column: Column, shape: tuple[int, ...], *, lenient: bool) -> Tensor:
+    """Return the value of an entry as a tensor that a column takes.
+
+    Raises:
+        TypeError: it is no dense tensor, or its dtype does not fit. RuntimeError: it has another shape.
+    """
+    received = fitting_dtype(dense(value, column), column, lenient=lenient)
+    if received.shape != shape:
+        raise BatchSizeError(
+            f"{path_text(column.path)} has shape {list(received.shape)}, and the storage takes {list(shape)}",
+            hint="a list is a batch of separate items; rows are along the first dimension",
+        )
+    return received
+
+
+def fitting_dtype(value: Tensor, column: Column, *, lenient: bool) -> Tensor:
+    """Return a tensor in the dtype of a column, which cuts values only if it is lenient."""
+    if value.dtype is column.dtype:
+        return value
+    if lenient or torch.promote_types(value.dtype, column.dtype) == column.dtype:
+        return value.to(column.dtype)
+    raise InvalidTypeError(
+        f"{path_text(column.path)} is {dtype_name(value.dtype)}, and the storage holds {dtype_name(column.dtype)}: "
+        "values would be cut"
+    )
+
+
 class Block(Sequence[Any]):
     """Values of all columns, each a dense tensor of the CPU of the very dtype and shape: bytes that can be copied.
 
@@ -130,6 +157,11 @@ class Table(ABC):
     """Whether each write is a request to a store, and no write in memory."""
     publish: Callable[[], None] | None = None
     """Commits a place that is new, with its first rows; None where it was committed."""
+
+    def check_writable(self) -> None:
+        """Raise ReadOnlyError if the rows are in a store that was opened for reading only."""
+        if (handle := getattr(self, "handle", None)) is not None:
+            handle.check_writable()
 
     @property
     @abstractmethod

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from tdstore import TensorDict
-from tdstore.dtypes import dtype_name
 from tdstore.errors import (
     BatchSizeError,
     InvalidStateError,
@@ -50,7 +49,18 @@ from tdstore.rl.storages.structure import (
     structure_of,
     width_of,
 )
-from tdstore.rl.storages.table import ArrayTable, DeviceTable, LiveTable, Rows, Table, count_of, dense, part_of
+from tdstore.rl.storages.table import (
+    ArrayTable,
+    DeviceTable,
+    LiveTable,
+    Rows,
+    Table,
+    count_of,
+    dense,
+    fitting,
+    fitting_dtype,
+    part_of,
+)
 from tdstore.types import path_text
 
 OnMismatch = Literal["raise", "peer"]
@@ -60,6 +70,10 @@ class TabularStorage(Storage):
     """Rows of tensors of fixed shapes in a table."""
 
     on_mismatch: OnMismatch = "raise"
+
+    @property
+    def _lenient(self) -> bool:
+        return self.on_mismatch == "peer"
 
     def __init__(self, max_size: int, ndim: int) -> None:
         super().__init__()
@@ -184,17 +198,30 @@ class TabularStorage(Storage):
                 self._commit(self._table, State(scattered=self._state.scattered, epoch=self._state.epoch + 1))
 
     # -- data in ---------------------------------------------------------------------------------
+    def check_rows(self, data: Any) -> None:
+        """Check that `append` takes rows, without writing them. Columns of strings are widened for longer ones."""
+        with self._alone():
+            lead = length_of(data, self.ndim)
+            if self._table is None:
+                self._structure_of(data, lead)
+            else:
+                self._table.check_writable()
+                self._prepare(data, lead)
+
+    def _structure_of(self, data: Any, lead: tuple[int, ...]) -> Structure:
+        """Return the structure of the first rows, or of a first row where `lead` has one dimension less."""
+        structure = structure_of(data, len(lead), lead[1:] if len(lead) == self.ndim else lead)
+        check_lengths(structure, data, lead)
+        return structure
+
     def _prepare(self, data: Any, lead: tuple[int, ...]) -> Sequence[Any]:
         """Return the columns of data whose first dimensions are `lead`, each a tensor of the right shape and dtype."""
         table = self._table
         if table is None:
-            inner = lead[1:] if len(lead) == self.ndim else lead
-            structure = structure_of(data, len(lead), inner)
-            check_lengths(structure, data, lead)
-            self._make(structure)
+            self._make(self._structure_of(data, lead))
             table = self._ready()
         structure = self._structure
-        columns = structure.take(data, lenient=self.on_mismatch == "peer")
+        columns = structure.take(data, lenient=self._lenient)
         single = len(lead) < self.ndim
         on_cpu = isinstance(table, ArrayTable)
         if isinstance(table, ArrayTable):
@@ -211,7 +238,7 @@ class TabularStorage(Storage):
             if value is None:
                 continue
             tail = self._tails[i]
-            value = columns[i] = self._fitting(value, column, tail if single else (lead[0], *tail))
+            value = columns[i] = fitting(value, column, tail if single else (lead[0], *tail), lenient=self._lenient)
             if value.requires_grad:
                 columns[i] = value.detach()
             if on_cpu and not value.is_cpu:
@@ -219,30 +246,6 @@ class TabularStorage(Storage):
         if single and (not isinstance(table, ArrayTable) or isinstance(table, LiveTable)):
             columns = [None if value is None else value.unsqueeze(0) for value in columns]
         return columns
-
-    def _fitting(self, value: Any, column: Column, shape: tuple[int, ...]) -> Tensor:
-        """Return the value of an entry as a tensor that the column takes.
-
-        Raises:
-            TypeError: it is no dense tensor, or its dtype does not fit. RuntimeError: it has another shape.
-        """
-        received = dense(value, column)
-        if received.dtype is not column.dtype:
-            received = self._cast(received, column)
-        if received.shape != shape:
-            raise BatchSizeError(
-                f"{path_text(column.path)} has shape {list(received.shape)}, and the storage takes {list(shape)}",
-                hint="a list is a batch of separate items; rows are along the first dimension",
-            )
-        return received
-
-    def _cast(self, value: Tensor, column: Column) -> Tensor:
-        if self.on_mismatch == "peer" or torch.promote_types(value.dtype, column.dtype) == column.dtype:
-            return value.to(column.dtype)
-        raise InvalidTypeError(
-            f"{path_text(column.path)} is {dtype_name(value.dtype)}, and the storage holds {dtype_name(column.dtype)}: "
-            "values would be cut"
-        )
 
     def _packed_values(self, number: int, value: Any, lead: tuple[int, ...], *, single: bool) -> Tensor:
         column = self._structure.columns[number]
@@ -380,11 +383,10 @@ class TabularStorage(Storage):
         """
         if isinstance(data, list):
             data = stacked(data)
+        if isinstance(cursor, tuple) and len(cursor) == 1:
+            cursor = cursor[0]
         single = is_int(cursor)
         with self._alone():
-            if isinstance(cursor, tuple) and len(cursor) == 1:
-                cursor = cursor[0]
-                single = is_int(cursor)
             if isinstance(cursor, tuple) or (isinstance(cursor, Tensor) and cursor.ndim == 2 and self.ndim > 1):
                 self._set_slots(cursor, data)
                 return
@@ -483,16 +485,14 @@ class TabularStorage(Storage):
         slots = found.slots
         if slots is None:
             raise OutOfRangeError("slots of several dimensions are named by a tuple of as many tensors, slices or ints")
-        columns = self._structure.take(data, lenient=self.on_mismatch == "peer")
+        columns = self._structure.take(data, lenient=self._lenient)
         unique, inverse = np.unique(slots // table.slots_per_row, return_inverse=True)
         whole = (unique.reshape(-1, 1) * table.slots_per_row + np.arange(table.slots_per_row)).reshape(-1)
         places = torch.from_numpy(inverse.reshape(-1) * table.slots_per_row + slots % table.slots_per_row)
         values = []
         for column, old, new in zip(self._structure.columns, table.gather(whole), columns, strict=True):
             if new is not None:
-                received = dense(new, column)
-                if received.dtype is not column.dtype:
-                    received = self._cast(received, column)
+                received = fitting_dtype(dense(new, column), column, lenient=self._lenient)
                 old[places] = received.expand(*found.shape, *column.shape).reshape(len(slots), *column.shape)
             values.append(old.view(len(unique), *table.inner, *column.shape))
         self._in_parts(table, unique, values, state, state._replace(epoch=state.epoch + 1))
@@ -557,10 +557,11 @@ class TabularStorage(Storage):
                 if (number := numbers.get(path)) is None:
                     raise KeyNotFoundError(f"no entry {path_text(path)} in this {type(self).__name__}")
                 received, column = made.set(key, value).get(key), self._structure.columns[number]
+                lead = (state.length,)
                 if column.values:
-                    values[number] = self._packed_values(number, received, (state.length,), single=False)
+                    values[number] = self._packed_values(number, received, lead, single=False)
                 else:
-                    values[number] = self._fitting(received, column, (state.length, *self._tails[number]))
+                    values[number] = fitting(received, column, lead + self._tails[number], lenient=self._lenient)
             if state.length:
                 after = state._replace(epoch=state.epoch + 1)
                 self._in_parts(self._ready(), slice(0, state.length), values, state, after)

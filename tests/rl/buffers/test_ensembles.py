@@ -10,6 +10,7 @@ from tdstore.rl import (
     HERReplayBuffer,
     ImmutableDatasetWriter,
     LazyMemmapStorage,
+    LazyStorage,
     LazyTensorStorage,
     ListStorage,
     RandomSampler,
@@ -21,6 +22,7 @@ from tdstore.rl import (
     SliceSampler,
     StalenessAwareSampler,
     StorageEnsemble,
+    TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     WriterEnsemble,
@@ -109,6 +111,98 @@ def test_rows_are_written_to_the_members_that_they_name():
         by_dim.extend(TensorDict({"a": torch.arange(6).view(2, 3)}, [2, 3]))
     with pytest.raises(RuntimeError, match=r"ensemble\[0\]"):
         ReplayBufferEnsemble(member(0)).extend(rows)
+
+
+def rows_of(member_ids, **entries) -> TensorDict:
+    return TensorDict({"m": torch.tensor(member_ids), **entries}, [len(member_ids)])
+
+
+def refusing(kind: str, folder) -> tuple[ReplayBuffer, TensorDict]:
+    """A second member that refuses its rows, and the rows."""
+    rows = rows_of([0, 1, 0, 1], a=torch.arange(4))
+    made = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
+    if kind == "keys":
+        made.extend(rows_of([1], b=torch.zeros(1)))
+    elif kind == "dtype":
+        made.extend(rows_of([1], a=torch.zeros(1, dtype=torch.int8)))
+    elif kind == "shape":
+        made.extend(rows_of([1], a=torch.zeros(1, 2, dtype=torch.int64)))
+    elif kind == "immutable":
+        made.set_writer(ImmutableDatasetWriter())
+    elif kind == "no rank":
+        made.set_writer(TensorDictMaxValueWriter(rank_key="reward"))
+    elif kind == "priority":
+        made = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(10))
+        rows["td_error"] = torch.tensor([1.0, 1.0, 1.0, -1.0])
+    elif kind == "ensemble":
+        made = ReplayBufferEnsemble(refusing("keys", folder)[0], routing_key="n")
+        rows["n"] = torch.zeros(4, dtype=torch.int64)
+    else:
+        place = LazyStorage(10, kind, path=folder / kind)
+        place.append(rows[:1])
+        place.close()
+        made = TensorDictReplayBuffer(storage=LazyStorage.open(folder / kind, "r"))
+    return made, rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("keys", KeyError), ("dtype", TypeError), ("shape", RuntimeError), ("immutable", RuntimeError),
+        ("no rank", KeyError), ("priority", ValueError), ("ensemble", KeyError), ("memmap", PermissionError),
+        ("h5", PermissionError),
+    ],
+)  # fmt: skip
+def test_no_member_is_written_where_one_refuses_its_rows(kind, error, tmp_path):
+    second, rows = refusing(kind, tmp_path)
+    first = member(0, 0)
+    rb = ReplayBufferEnsemble(first, second, routing_key="m")
+    before = second.write_count
+    with pytest.raises(error):
+        rb.extend(rows)
+    assert len(first) == first.write_count == 0
+    assert second.write_count == before
+    assert rb.extend(rows[::2])["index"].tolist() == [0, 1]
+
+
+def test_transforms_before_writing_are_called_once_for_each_row():
+    seen = []
+    members = [member(0, 0), member(1, 0)]
+
+    def more(rows: TensorDict) -> TensorDict:
+        seen.extend(rows["a"].tolist())
+        return rows.set("a", rows["a"] + 1)
+
+    for one in members:
+        one.append_transform(more, invert=True)
+    rb = ReplayBufferEnsemble(*members, routing_key="m")
+    rb.extend(rows_of([0, 1, 0], a=torch.arange(3)))
+    assert sorted(seen) == [0, 1, 2] and members[0][:]["a"].tolist() == [1, 3]
+
+
+def test_bad_priorities_of_one_member_change_none():
+    members = [TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(4)) for _ in range(2)]
+    rb = ReplayBufferEnsemble(*members, batch_size=4, sample_from_all=True)
+    for one in members:
+        one.extend(TensorDict({"a": torch.arange(2)}, [2]))
+
+    def index(ids, rows) -> TensorDict:
+        return TensorDict({"buffer_ids": torch.tensor(ids), "index": torch.tensor(rows)}, [2])
+
+    for wrong, priority, error in (
+        (index([0, 1], [0, 0]), torch.tensor([5.0, -1.0]), ValueError),
+        (index([0, 1], [0, 0]), torch.tensor([5.0, float("nan")]), ValueError),
+        (index([0, 1], [0, 0]), torch.tensor([5.0, 6.0, 7.0]), ValueError),
+        (index([0, 1], [0, 3]), torch.tensor([5.0, 6.0]), IndexError),
+        (index([0, 2], [0, 0]), torch.tensor([5.0, 6.0]), IndexError),
+        (index([0, -1], [0, 0]), torch.tensor([5.0, 6.0]), IndexError),
+        (index([0, 1], [0, 0]), "large", TypeError),
+    ):
+        with pytest.raises(error):
+            rb.update_priority(wrong, priority)
+        assert all(one.sampler.priorities(2).tolist() == [0.5, 0.5] for one in members)
+    rb.update_priority(index([0, 1], [0, -1]), 3.0)
+    assert members[0].sampler.priorities(2).tolist() == pytest.approx([0.75, 0.25])
 
 
 def test_priorities_are_set_through_the_ensemble():
