@@ -232,4 +232,10 @@ MORE: list[tuple[str, str, str]] = [
         "6.0",
     ),
     ("`share_memory_()` locks", "M.TensorDictParams(td).share_memory_().is_locked", "True"),
+    (
+        "writes these rows, as `window",
+        "h = td.to_h5('f.h5'); part = getattr(h, '_get_sub_tensordict', h.__getitem__)(slice(1, 3)); "
+        "part.set('a', torch.zeros(2)); h['a'].tolist()",
+        "[1.0, 0.0, 0.0]",
+    ),
 ]

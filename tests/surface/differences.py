@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _STACKED = "a stack has one value per row, and says so"
 _WINDOW = "what is written through a window goes to the entry of the store, whose name is another"
+_OTHERS = "the rows outside of the window have another shape, and are kept"
 _FORGOTTEN = "the window forgets the entry, the store keeps it"
 _ROWS = "what stands for a value in new rows, nobody can say"
 
@@ -12,15 +13,18 @@ REFUSED: dict[str, dict[str, str]] = {
     "lazy 1": {
         'assign(td, "batch_size", [4])': "the stack dimension is the second",
     },
-    "window": dict.fromkeys(
-        [
-            'td.rename_key_("a", "x")',
-            'td.rename_key_("a", ("n", "a"))',
-            'td.flatten_keys(".", inplace=True)',
-            'td.flatten_keys(".", inplace=True).unflatten_keys(".", inplace=True)',
-        ],
-        _WINDOW,
-    ),
+    "window": {
+        'td.set("a", other["b"])': _OTHERS,
+        **dict.fromkeys(
+            [
+                'td.rename_key_("a", "x")',
+                'td.rename_key_("a", ("n", "a"))',
+                'td.flatten_keys(".", inplace=True)',
+                'td.flatten_keys(".", inplace=True).unflatten_keys(".", inplace=True)',
+            ],
+            _WINDOW,
+        ),
+    },
 }
 
 # kinds -> {expression: why}: the outcome is another, rightly.

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 import tdstore
+from tdstore.errors import UnsupportedError
 from tests.differential.oracle import Raised, describe, differences
 
 from .containers import KINDS, Place
@@ -94,7 +95,21 @@ class Machine(RuleBasedStateMachine):
         ):
             return
         value = tensor(start, dtype, (ROWS, COLUMNS, *features))
-        self.both(lambda td: td.set(key, value.clone()))
+        if self.kind == "window" and (stored := self.place.root.get(key, None)) is not None:
+            self.set_rows_of(stored, key, value)
+        else:
+            self.both(lambda td: td.set(key, value.clone()))
+
+    def set_rows_of(self, stored: torch.Tensor, key: Any, value: torch.Tensor) -> None:
+        """The rows outside of a window stay: it casts to their dtype, and takes no other shape."""
+        if stored.shape[2:] != value.shape[2:]:
+            before = self.place.root.get(key)
+            with pytest.raises(UnsupportedError, match="rows outside of the window"):
+                self.ours.set(key, value)
+            assert self.place.root.get(key).equal(before)
+        else:
+            self.ours.set(key, value.clone())
+            self.theirs.set(key, value.to(stored.dtype))
 
     @precondition(lambda self: self.leaves())
     @rule(data=st.data(), start=numbers)

@@ -108,6 +108,8 @@ class PlacingMixin(Container):
             made.clear_device_()
         if not inplace:
             return made
+        if each or dtype is not None:
+            self._whole("cast entries")
         self._assign(dict(made.items()))
         self._device = made._device if each else device or self._device
         return self

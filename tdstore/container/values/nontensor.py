@@ -465,7 +465,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         if type(self._pool) is PartValues:
             return self._make(PartValues(self._pool), at)
         if isinstance(self._pool, list) and len(self._pool) <= 2 * at.numel() and not repeats(at):
-            return self._make(list(self._pool), at.clone())
+            return NonTensorStack._make(list(self._pool), at.clone())
         return self._copied(at.clone())
 
     def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> NonTensor:

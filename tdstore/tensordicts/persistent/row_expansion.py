@@ -1,4 +1,4 @@
-"""What comes to a store when an entry is set through a window: rows outside of it hold zeros, values None."""
+"""What comes to a store when an entry is set through a window: rows outside of a new one hold zeros, values None."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, Container
-from tdstore.container.core.tensorclasses import class_of, rewrap, unwrap
+from tdstore.container.core.tensorclasses import class_of, kind_of, rewrap, unwrap
 from tdstore.container.entries.unbatched import UnbatchedTensor
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, assign
 from tdstore.container.varlen.nested_leaves import leaf_below
 from tdstore.errors import TDStoreError, UnsupportedError
 from tdstore.index.selection import Selection
-from tdstore.types import Names, Path
+from tdstore.types import LeafSpec, Names, Path
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -99,3 +99,25 @@ def put_rows(key: str, old: NonTensor, sel: Selection, value: NonTensor) -> NonT
         places = places.reshape(*size, *(1,) * len(more)).expand(*size, *more)
     flat = old.move(lambda t: t.reshape(-1))
     return assign(flat, plan.finish(places[plan.index]), value).move(lambda t: t.reshape(size))
+
+
+def takes(kind: str, group: Any, entry: Any, *, exactly: bool = False) -> bool:
+    """Return whether a group whose record says `kind` can hold the rows of `entry` beside its other rows.
+
+    Args:
+        exactly: with the keys that it has, no more and no fewer.
+    """
+    there, keys = set(group._first_keys()), set(entry._first_keys())
+    if class_of(entry) is None and kind != kind_of(None):
+        return keys <= there and (not exactly or keys == there)
+    return kind_of(class_of(entry)) == kind and (not exactly or keys == there)
+
+
+def described(entry: Any) -> str:
+    """Return what an entry is, for an error: one that is to be set, a leaf's spec, or another entry of a store."""
+    if isinstance(entry, (NonTensor, Container)):
+        return "a value" if isinstance(entry, NonTensor) else f"a {type(entry).__name__}"
+    if isinstance(entry, (Tensor, LeafSpec)):
+        nested = isinstance(entry, Tensor) and entry.is_nested
+        return "a nested tensor" if nested else f"a tensor of shape {list(entry.shape)}"
+    return {LEAF: "a nested tensor", GROUP: "a nested TensorDict"}.get(entry.kind, "a value")

@@ -324,7 +324,10 @@ class WindowTree(TensorDictBase):
                 view.single.add(key)
             elif kind == GROUP and isinstance(child := self._child(key), WindowTree):
                 td: Any = dense(entry)
-                child._added(child._view or View(), [(k, td._raw(k)) for k in td._first_keys() if td._kind(k) != LEAF])
+                own, keys = child._view or View(), list(td._first_keys())
+                if set(keys) != set(child._first_keys()):
+                    own.keys = dict.fromkeys(keys)  # the store has more, for the rows outside of the window
+                child._added(own, [(k, td._raw(k)) for k in keys if td._kind(k) != LEAF])
                 if child.batch_size != td.batch_size:
                     child._set_batch_size(td.batch_size)
 

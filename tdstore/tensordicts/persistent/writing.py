@@ -12,7 +12,7 @@ from torch import Tensor
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.dim_names import extend_names, names_below
 from tdstore.container.core.paths import is_key
-from tdstore.container.core.tensorclasses import unwrap
+from tdstore.container.core.tensorclasses import class_of, kind_of, unwrap
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.storage.block_writer import into, rows_of
 from tdstore.container.storage.change_plan import Changes, Prepared
@@ -29,7 +29,15 @@ from tdstore.index.rows import scatter
 from tdstore.index.selection import Selection
 from tdstore.store import Cap
 from tdstore.tensordicts.persistent.reading import StoredTree
-from tdstore.tensordicts.persistent.row_expansion import is_of_value, put_rows, rows_below, widened
+from tdstore.tensordicts.persistent.row_expansion import (
+    dense,
+    described,
+    is_of_value,
+    put_rows,
+    rows_below,
+    takes,
+    widened,
+)
 from tdstore.types import LeafSpec, Names, Path, Read, Write, path_text
 
 
@@ -73,7 +81,9 @@ class StoredWrites(StoredTree):
             path = (*self._path, key)
             old = handle.kind(path)
             plan.set(self._path, key, isinstance(entry, NonTensor))
-            if is_batched(entry) and entry.is_nested:
+            if old is not None and self._window is not None:
+                self._plan_rows_of_entry(changes, key, entry)
+            elif is_batched(entry) and entry.is_nested:
                 self._all_rows(f"set the nested tensor {key!r}")
                 data += plan.nest(path, entry)
                 if old is not None:
@@ -82,8 +92,6 @@ class StoredWrites(StoredTree):
                 self._check_rows(key, entry.shape)
                 spec = LeafSpec((*src, *entry.shape[n:]), entry.dtype)
                 if old != LEAF or handle.specs.get(path) != spec:
-                    if old == LEAF and path not in handle.specs:
-                        self._all_rows(f"replace the nested tensor {key!r}")
                     plan.fresh[path] = spec
                     if old is not None:
                         plan.gone.append(path)
@@ -112,8 +120,50 @@ class StoredWrites(StoredTree):
         if (view := self._view) is not None:
             changes.then(lambda: self._added(view, entries.items()))
 
-    def _whole_rows(self, key: str, entry: Any) -> tuple[Any, Any]:
-        """Expand a nested TensorDict to all rows of the store, and the current one to the rows of this container."""
+    def _plan_rows_of_entry(self, changes: Changes, key: str, entry: Any) -> None:
+        """Plan that an entry of the store is set at the rows of this window: the other rows keep what they have.
+
+        A tensor is cast to the dtype of its leaf. Entries of a nested TensorDict that are not set are forgotten by the
+        window, and stay in the store.
+
+        Raises:
+            UnsupportedError: another kind of entry, or another shape, which the other rows do not have.
+        """
+        path, plan = (*self._path, key), changes.plan_of(self._handle)
+        old = self._handle.entries[path]
+        if isinstance(old, Leaf) and is_batched(entry) and not entry.is_nested:
+            self._check_rows(key, entry.shape)
+            further = self._handle.specs[path].shape[len(self._sel.src_shape) :]
+            if entry.shape[len(self._sel.shape) :] == further:
+                plan.data += self._writes(path, entry, None)
+                return
+        elif isinstance(old, SubGroup) and isinstance(entry, Container):
+            group = self._handle.groups[path]
+            if group.kind != STACK_KIND:
+                child, td = self._group_child(path, group), dense(self._with_rows(key, entry))
+                if takes(group.kind, child, entry):
+                    changes.set(child, {k: td._raw(k) for k in td._first_keys()})
+                    return
+            else:
+                stack = unwrap(self._stack_child(key))
+                pairs = list(zip(stack._tds, stack._per_element(self._with_rows(key, entry)), strict=True))
+                if all(takes(kind_of(class_of(td)), unwrap(td), part, exactly=True) for td, part in pairs):
+                    for td, part in pairs:
+                        changes.set(unwrap(td), {k: unwrap(part)._raw(k) for k in part._first_keys()})
+                    return
+        elif old is not None and old.kind == VALUE and isinstance(entry, NonTensor):
+            self._plan_value(key, entry, plan)
+            return
+        there = self._handle.specs[path] if isinstance(old, Leaf) else old
+        raise UnsupportedError(
+            f"cannot set {path_text(path)} to {described(entry)} in a window of {self._handle.store.url}: "
+            f"there it is {described(there)}, whose rows outside of the window would be lost",
+            url=self._handle.store.url,
+            hint="set the whole entry on the TensorDict that was indexed, or set rows that fit it",
+        )
+
+    def _with_rows(self, key: str, entry: Any) -> Any:
+        """Return a nested TensorDict with at least the batch dimensions of this container."""
         lead = self._sel.shape
         if len(entry.batch_size) < len(lead):
             entry = entry._shallow()
@@ -122,6 +172,11 @@ class StoredWrites(StoredTree):
             except BatchSizeError:
                 self._check_rows(key, entry.batch_size)
         self._check_rows(key, entry.batch_size)
+        return entry
+
+    def _whole_rows(self, key: str, entry: Any) -> tuple[Any, Any]:
+        """Expand a nested TensorDict to all rows of the store, and the current one to the rows of this container."""
+        entry = self._with_rows(key, entry)
         if self._window is None:
             return entry, entry
         source = self._source()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
 import tdstore
-from tdstore import PersistentTensorDict, TensorDict
+from tdstore import NonTensorStack, PersistentTensorDict, TensorDict
 from tdstore.errors import OptionError
 
 
@@ -32,3 +35,13 @@ def test_a_clone_of_rows_at_another_place(tmp_path):
     with pytest.raises(OptionError, match="newfile"):
         stored.clone(recurse=False, newfile=tmp_path / "c.h5")
     assert isinstance(stored.clone(), TensorDict)
+
+
+def test_a_copy_of_values_in_files_is_a_plain_stack(tmp_path):
+    TensorDict({"s": NonTensorStack("a", "b", "c")}, [3]).memmap(tmp_path / "m")
+    td = tdstore.open(tmp_path / "m", "r+")
+    for copied in (td.clone(), td.to_tensordict(), copy.deepcopy(td), pickle.loads(pickle.dumps(td.get("s")))):
+        stack = copied if isinstance(copied, NonTensorStack) else copied.get("s")
+        assert type(stack) is NonTensorStack and stack.tolist() == ["a", "b", "c"]
+        stack[:1] = NonTensorStack("z")
+        assert stack.tolist() == ["z", "b", "c"] and td["s"] == ["a", "b", "c"]
