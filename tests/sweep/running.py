@@ -1,11 +1,12 @@
 """Make each call on each container, of `tensordict` and of tdstore, and print in what the two outcomes differ.
 
-python -m tests.sweep.running [CONTAINER ...] [GROUP ...] [/REGEX ...]
+python -m tests.sweep.running [CONTAINER ...] [GROUP ...] [/REGEX ...] [-v]
 
 It is run by hand: all of it takes ten minutes. What it finds is mended, with a test in tests/differential, or told on
-the page of differences, with a claim in tests/porting and a row in told.py. Counted are calls that give the same, that
-the peer refuses and ours does, that are right to differ, that the page tells, and the rest; works / fair, in percent,
-leaves out those that are right to differ.
+the page of differences, with a claim in tests/porting and a row in told.py. For each container it prints how many
+calls there are, how many give the same, how many differ for a reason that the page gives, how many the peer fails or
+refuses, and how many are left: those that differ, and those that the page tells without a reason that all users accept
+(`-v` lists both). The percentage is of the calls that give the same among these and what is left.
 """
 
 from __future__ import annotations
@@ -117,19 +118,19 @@ def plain(value: Any, place: str) -> Any:
 
 
 def compare(call: str, place: str) -> tuple[str, list[str]]:
-    """ "same", "refused" (the peer refuses and ours works), or "differs", and the lines of it."""
+    """ "alike", "peer fails" (or refuses, and ours works), or "differs", and the lines of it."""
     theirs, ours = (plain(run(call, place, side), place) for side in (PEER, OURS))
     want, got = theirs["result"], ours["result"]
     if isinstance(want, Raised) and isinstance(got, Raised):
         # What a failed call leaves behind is not compared: there some leaves are written.
         alike = want == got or want.text.split(":")[0] == got.text.split(":")[0]
-        return ("same", []) if alike else ("differs", list(differences(want, got)))
+        return ("alike", []) if alike else ("differs", list(differences(want, got)))
     if isinstance(want, Raised):
-        return "refused", [repr(want)]
+        return "peer fails", [repr(want)]
     if isinstance(got, Raised):
         return "differs", [f"ours {got!r}", f"expected {want!r}"]
     found = list(differences(theirs, ours, ""))
-    return ("differs", found) if found else ("same", [])
+    return ("differs", found) if found else ("alike", [])
 
 
 KEYED = re.compile(r"""["'](a|n|i|b|x|new|missing)["']""")
@@ -162,20 +163,23 @@ def counted(place: str, group: str, match: list[str], total: Counter[str]) -> No
             signal.alarm(0)
         row = told(call, place, found) if kind == "differs" else None
         if row is not None:
-            kind = "right" if row.right else "told"
+            kind = "left" if row.weak else "told"
             total[f"  {row.words}"] += 1
         total[kind] += 1
-        if kind == "differs" or match:
-            print(f"{place} | {group} | {kind} | {call}")
+        if kind == "differs" or match or ("-v" in sys.argv and row is not None):
+            print(f"{place} | {group} | {kind} | {call}" + (f" | {row.words}" if row else ""))
             for line in found[: 40 if match else 4]:
                 print("      ", line[:300])
 
 
+COLUMNS = ("alike", "told", "peer fails", "left", "differs")
+
+
 def summary(total: Counter[str]) -> str:
-    """The counts, and how many of the fair cases work."""
-    works, fair = total["same"] + total["refused"], sum(total[k] for k in ("same", "refused", "told", "differs"))
-    counts = " ".join(f"{k} {total[k]}" for k in ("same", "refused", "right", "told", "differs"))
-    return f"{counts}: {100 * works / max(fair, 1):.1f}%"
+    """The counts, and how many of the fair calls give the same."""
+    counts = "".join(f" {total[kind]:10}" for kind in COLUMNS)
+    fair = total["alike"] + total["left"] + total["differs"]
+    return f"{sum(total[kind] for kind in COLUMNS):6}{counts} {100 * total['alike'] / max(fair, 1):9.1f}%"
 
 
 def main() -> None:
@@ -188,18 +192,22 @@ def main() -> None:
     places = [a for a in sys.argv[1:] if a in PLACES] or list(PLACES)
     groups = [a for a in sys.argv[1:] if a in ALL] or list(ALL)
     match = [a[1:] for a in sys.argv[1:] if a.startswith("/")]
+    table = {}
     try:
         for place in places:
             whole: Counter[str] = Counter()
             for group in groups:
                 total: Counter[str] = Counter()
                 counted(place, group, match, total)
-                print(f"-- {place} | {group}: {summary(total)}")
                 whole += total
-            print(f"== {place}: {summary(whole)}")
+            table[place] = summary(whole)
+            print(f"== {place}: {table[place]}")
             for words, n in whole.most_common():
                 if words.startswith(" "):
                     print(f"{n:6}{words}", flush=True)
+        print(f"{'container':20}  calls" + "".join(f" {kind:>10}" for kind in COLUMNS) + "       fair")
+        for place, counts in table.items():
+            print(f"{place:20} {counts}")
     finally:
         shutil.rmtree(shm, ignore_errors=True)
 
