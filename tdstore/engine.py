@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ from typing import NamedTuple, Self
 
 from tdstore.errors import OptionError, StoreNotFoundError, UnsupportedError
 from tdstore.index.ranges import Range
+
+_LOGIN = re.compile(r"//[^/@]*@")
 
 Buffer = bytes | bytearray | memoryview
 
@@ -198,7 +201,9 @@ def parent_and_name(url: str) -> tuple[str, str]:
     at = next((i for i, link in enumerate(chain) if link.partition("://")[2].strip("/")), None)
     head, _, name = chain[at].rstrip("/").rpartition("/") if at is not None else ("", "", "")
     if at is None or not name or head.endswith(":/"):
-        raise OptionError(f"{url.partition('?')[0]} names no file", hint="a URL such as 's3://bucket/data.h5'")
+        raise OptionError(
+            f"{_LOGIN.sub('//', url.partition('?')[0])} names no file", hint="a URL such as 's3://bucket/data.h5'"
+        )
     return "::".join([*chain[:at], head, *chain[at + 1 :]]), name
 
 

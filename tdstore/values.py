@@ -40,6 +40,22 @@ Decoder = Callable[[str, Any], Any]
 """Gives the object back, from the name of a codec and plain data."""
 
 
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object of a JSON document: an `object_pairs_hook` of `json.loads` that refuses a repeated key.
+
+    Raises:
+        InvalidArgumentError: a key is there twice.
+
+    Example:
+        >>> json.loads('{"a": 1, "b": 2}', object_pairs_hook=unique_keys)
+        {'a': 1, 'b': 2}
+    """
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise InvalidArgumentError("a key is there twice")
+    return found
+
+
 class _Malformed(ValueError):
     """Says already which tagged value is malformed: the values around it need not say so again."""
 

@@ -29,6 +29,7 @@ from tdstore.storekit.checksums import BLOCK
 from tdstore.storekit.documents import NAME, PACK, decode_manifest, is_plain_name
 from tdstore.storekit.session import FileParts
 from tdstore.types import Path
+from tdstore.values import unique_keys
 
 DIRECTORY_HINT = "a directory of files that was uploaded can be read only: save it anew somewhere else to change it"
 
@@ -154,7 +155,7 @@ class _EngineReader(TensordictReader):
         try:
             if len(raw) > MAX_META:
                 raise InvalidArgumentError(f"it has {len(raw)} bytes, more than {MAX_META}")
-            meta = json.loads(raw, object_pairs_hook=_unique)
+            meta = json.loads(raw, object_pairs_hook=unique_keys)
         except (ValueError, RecursionError) as error:
             raise self._corrupt(f"{name} is not readable: {error}", path) from error
         if not isinstance(meta, dict):
@@ -200,10 +201,3 @@ class _EngineReader(TensordictReader):
         except StoreNotFoundError:
             return False
         return True
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise InvalidArgumentError("a key is there twice")
-    return found

@@ -10,7 +10,7 @@ from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
 from tdstore.errors import ConflictError, CorruptStoreError, StoreNotFoundError, TDStoreError
 from tdstore.index.ranges import Range, RangeInto
 from tdstore.storekit import files
-from tdstore.storekit.documents import is_plain_name
+from tdstore.storekit.documents import is_plain_key, is_plain_name
 
 LOCK_SECONDS = 30.0
 _IOV_MAX = 1024
@@ -54,14 +54,14 @@ class LocalEngine(Engine):
     def get(self, key: str, limit: int | None = None) -> Blob:
         """Read an object, as `Engine.get` does."""
         with files.io_errors(self.where(key), writing=False), self._tree() as tree:
-            fd = tree.open(self._parts(key))
+            fd = tree.open(key_parts(key, self.url))
             try:
                 size = os.fstat(fd).st_size
                 if limit is not None and size > limit:
                     raise CorruptStoreError(
                         f"{self.where(key)} has {size} bytes, more than the {limit} it may have", url=self.where(key)
                     )
-                return Blob(self._read(fd, key, 0, size), _tag(fd))
+                return Blob(read_range(fd, 0, size, self.where(key)), file_tag(fd))
             finally:
                 os.close(fd)
 
@@ -77,7 +77,7 @@ class LocalEngine(Engine):
         try:
             with self._tree() as tree:
                 for key, places in by_key.items():
-                    fd = tree.open(self._parts(key))
+                    fd = tree.open(key_parts(key, self.url))
                     try:
                         size = os.fstat(fd).st_size
                         for at in places:
@@ -86,7 +86,7 @@ class LocalEngine(Engine):
                                 answers[at] = self._read_into(fd, key, start, wanted.into)
                                 continue
                             first = max(size + start, 0) if start < 0 else start
-                            answers[at] = self._read(fd, key, first, size if stop is None else stop)
+                            answers[at] = read_range(fd, first, size if stop is None else stop, self.where(key))
                     finally:
                         os.close(fd)
         except TDStoreError:
@@ -98,7 +98,7 @@ class LocalEngine(Engine):
     def size(self, key: str) -> int:
         """Return the size of an object, as `Engine.size` does."""
         with files.io_errors(self.where(key), writing=False), self._tree() as tree:
-            fd = tree.open(self._parts(key))
+            fd = tree.open(key_parts(key, self.url))
             try:
                 return os.fstat(fd).st_size
             finally:
@@ -107,7 +107,7 @@ class LocalEngine(Engine):
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
         """Write an object, as `Engine.put` does; the tag is inode, time and size."""
         self._check_writable()
-        where, parts = self.where(key), self._parts(key)
+        where, parts = self.where(key), key_parts(key, self.url)
         with files.io_errors(where, "cannot write"), self._tree(create=True) as tree:
             folder = tree.folder(parts[:-1], create=True)
             if not (if_absent or if_match is not None):
@@ -123,7 +123,7 @@ class LocalEngine(Engine):
             if self._durable:
                 files.fsync(folder)
             with files.closing(files.open_plain(parts[-1], folder)) as fd:
-                return _tag(fd)
+                return file_tag(fd)
 
     def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
         """Write objects, as `Engine.put_many` does: the storage is waited for once they are all written."""
@@ -134,7 +134,7 @@ class LocalEngine(Engine):
         self._check_writable()
         by_folder: dict[tuple[str, ...], list[tuple[str, Sequence[Buffer]]]] = {}
         for key, data in items:
-            *folder, name = self._parts(key)
+            *folder, name = key_parts(key, self.url)
             by_folder.setdefault(tuple(folder), []).append((name, data))
         with files.io_errors(self.url, "cannot write"), self._tree(create=True) as tree:
             for path, files_of in by_folder.items():
@@ -169,7 +169,7 @@ class LocalEngine(Engine):
                 raise ConflictError(f"{where} is gone; another writer removed it", url=where) from None
             return
         try:
-            if if_absent or _tag(fd) != if_match:
+            if if_absent or file_tag(fd) != if_match:
                 raise ConflictError(f"{where} was changed by another writer", url=where)
         finally:
             os.close(fd)
@@ -181,7 +181,7 @@ class LocalEngine(Engine):
             return
         with files.io_errors(self.url, writing=False), self._tree() as tree:
             for key in keys:
-                parts = self._parts(key)
+                parts = key_parts(key, self.url)
                 with files.io_errors(self.where(key), "cannot remove"), contextlib.suppress(FileNotFoundError):
                     files.unlink(parts[-1], tree.folder(parts[:-1]))
 
@@ -214,39 +214,70 @@ class LocalEngine(Engine):
         finally:
             os.close(root)
 
-    def _parts(self, key: str) -> tuple[str, ...]:
-        parts = tuple(key.split("/"))
-        if not all(map(is_plain_name, parts)):
-            raise StoreNotFoundError(f"{key!r} does not name a file below {self.url}", url=self.url)
-        return parts
-
     def _check_writable(self) -> None:
         if not self._writable:
             raise self.unsupported(EngineCap.WRITE)
-
-    def _read(self, fd: int, key: str, start: int, stop: int) -> bytes:
-        data = os.pread(fd, stop - start, start)
-        while len(data) < stop - start:  # at most 2 GiB come at once
-            more = os.pread(fd, stop - start - len(data), start + len(data))
-            if not more:
-                raise self._too_short(fd, key, stop)
-            data += more
-        return data
 
     def _read_into(self, fd: int, key: str, start: int, into: memoryview) -> memoryview:
         done = 0
         while done < into.nbytes:
             count = os.preadv(fd, [into[done:]], start + done)
             if not count:
-                raise self._too_short(fd, key, start + into.nbytes)
+                raise _too_short(fd, start + into.nbytes, self.where(key))
             done += count
         return into
 
-    def _too_short(self, fd: int, key: str, stop: int) -> CorruptStoreError:
-        return CorruptStoreError(
-            f"{self.where(key)} ends at byte {os.fstat(fd).st_size}, and bytes up to {stop} were expected",
-            url=self.where(key),
-        )
+
+def key_parts(key: str, url: str) -> tuple[str, ...]:
+    """Split the key of a file below a folder.
+
+    Args:
+        key: names with "/" between them.
+        url: the folder, for the error.
+
+    Raises:
+        StoreNotFoundError: a name is empty, or leads elsewhere.
+
+    Example:
+        >>> key_parts("a/b.bin", "runs")
+        ('a', 'b.bin')
+    """
+    parts = tuple(key.split("/"))
+    if not is_plain_key(key) and not all(map(is_plain_name, parts)):
+        raise StoreNotFoundError(f"{key!r} does not name a file below {url}", url=url)
+    return parts
+
+
+def read_range(fd: int, start: int, stop: int, where: str) -> bytes:
+    """Read bytes `start` to `stop` of a file.
+
+    Args:
+        fd: the file's descriptor.
+        start, stop: offsets in bytes.
+        where: the file, for the error.
+
+    Raises:
+        CorruptStoreError: the file ends before `stop`.
+    """
+    data = os.pread(fd, stop - start, start)
+    while len(data) < stop - start:  # at most 2 GiB come at once
+        more = os.pread(fd, stop - start - len(data), start + len(data))
+        if not more:
+            raise _too_short(fd, stop, where)
+        data += more
+    return data
+
+
+def file_tag(fd: int) -> str:
+    """Return a tag that changes with a file: inode, time and size."""
+    status = os.fstat(fd)
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
+
+
+def _too_short(fd: int, stop: int, where: str) -> CorruptStoreError:
+    return CorruptStoreError(
+        f"{where} ends at byte {os.fstat(fd).st_size}, and bytes up to {stop} were expected", url=where
+    )
 
 
 def _write_all(fd: int, parts: Sequence[Buffer]) -> None:
@@ -255,8 +286,3 @@ def _write_all(fd: int, parts: Sequence[Buffer]) -> None:
         some = [memoryview(part) for part in parts[first : first + _IOV_MAX]]
         files.write_parts(fd, some, at)
         at += sum(part.nbytes for part in some)
-
-
-def _tag(fd: int) -> str:
-    status = os.fstat(fd)
-    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"

@@ -17,7 +17,6 @@ import torch
 from tdstore.errors import (
     DirtyStoreError,
     InvalidArgumentError,
-    KeyExistsError,
     KeyNotFoundError,
     OptionError,
     ReadOnlyError,
@@ -247,23 +246,6 @@ def no_leaf(url: str, path: Path) -> KeyNotFoundError:
         no leaf 'next' / 'obs' in runs/a.h5
     """
     return KeyNotFoundError(f"no leaf {path_text(path)} in {url}")
-
-
-def leaf_exists(url: str, path: Path) -> KeyExistsError:
-    """Create the error for a new leaf at a path that has one, where it is not to be replaced.
-
-    Args:
-        url: the location.
-        path: the leaf.
-
-    Example:
-        >>> print(leaf_exists("a.h5", ("obs",)))
-        'obs' is already there in a.h5
-        Hint: delete it first, or write into the leaf that is there
-    """
-    return KeyExistsError(
-        f"{path_text(path)} is already there in {url}", hint="delete it first, or write into the leaf that is there"
-    )
 
 
 def no_name(url: str) -> InvalidArgumentError:

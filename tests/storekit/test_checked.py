@@ -219,7 +219,6 @@ def test_each_refusal_names_the_place() -> None:
         refusals.overtaken("p/x"),
         refusals.not_saved("p/x"),
         refusals.no_leaf("p/x", leaf),
-        refusals.leaf_exists("p/x", leaf),
         refusals.no_name("p/x"),
         refusals.same_name("p/x", {leaf: other}),
         refusals.bad_length("p/x", leaf, -1),

@@ -13,7 +13,7 @@ from tdstore_zarr.store_objects import StoreEngine
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from tdstore.engine import Blob, Buffer
+from tdstore.engine import Buffer
 from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError
 from tdstore.index.ranges import Range
 from tdstore_icechunk.faults import icechunk_errors
@@ -48,14 +48,8 @@ class SessionEngine(StoreEngine):
         finally:
             coroutine.close()
 
-    def get(self, key: str, limit: int | None = None) -> Blob:
-        """Read an object, as `Engine.get` does."""
-        data = self._run(self._bytes(key), "reading")
-        if data is None:
-            raise self._missing(key)
-        if limit is not None and len(data) > limit:
-            raise CorruptStoreError(f"{self.where(key)} has {len(data)} bytes, more than {limit}", url=self.url)
-        return Blob(data, None)
+    def _tag(self, data: bytes) -> str | None:
+        return None
 
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
         """Read ranges, as `Engine.get_ranges` does, by one call of icechunk.

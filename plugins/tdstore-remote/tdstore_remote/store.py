@@ -15,7 +15,7 @@ from tdstore.bytestore import (
     refuse_foreign_files,
     unfinished_build,
 )
-from tdstore.engine import Blob, Buffer, Engine
+from tdstore.engine import Blob, Buffer, Engine, parent_and_name
 from tdstore.errors import (
     CorruptStoreError,
     InvalidTypeError,
@@ -35,7 +35,7 @@ from tdstore_remote.engines.delegating import DelegatingEngine
 from tdstore_remote.faults import BucketNotFoundError
 from tdstore_remote.opening import LOCAL, open_engine
 from tdstore_remote.options import HTTP, StorageOptions
-from tdstore_remote.urls import last_name, parent_and_name, scheme_of, shown
+from tdstore_remote.urls import last_name, scheme_of, shown
 
 Format = Literal["auto", "raw", "zarr", "h5", "icechunk"]
 FORMATS = ("auto", "raw", "zarr", "h5", "icechunk")

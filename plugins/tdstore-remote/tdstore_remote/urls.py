@@ -75,18 +75,6 @@ def _shown(url: str) -> str:
     return url
 
 
-def parent_and_name(url: str) -> tuple[str, str]:
-    """Split `s3://b/d/x.h5` into `s3://b/d` and `x.h5`; in a chain, the first part that has a path."""
-    chain = url.split("::")
-    at = next((i for i, part in enumerate(chain) if "://" in part and part.partition("://")[2].strip("/")), None)
-    if at is None:
-        raise OptionError(f"{shown(url)} names no file", url=shown(url))
-    head, _, name = chain[at].rstrip("/").rpartition("/")
-    if not name or head.endswith(":/"):
-        raise OptionError(f"{shown(url)} names no file", url=shown(url))
-    return "::".join([*chain[:at], head, *chain[at + 1 :]]), name
-
-
 def last_name(url: str) -> str:
     """Return the last name of a URL's path, which may have the suffix of a format; "" if there is none."""
     for part in url.split("::"):

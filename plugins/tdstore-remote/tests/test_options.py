@@ -11,9 +11,10 @@ import pytest
 from tdstore_remote.engines.credentials import s3_config
 from tdstore_remote.opening import open_engine
 from tdstore_remote.options import StorageOptions, Target, for_fsspec, for_obstore, split_settings, without_secrets
-from tdstore_remote.urls import last_name, parent_and_name, shown, split_url
+from tdstore_remote.urls import last_name, shown, split_url
 
 import tdstore
+from tdstore.engine import parent_and_name
 from tdstore.errors import OptionError, StoreIOError
 
 URL = "s3://bucket/run"
@@ -233,3 +234,5 @@ def test_urls_are_taken_apart() -> None:
             split_url(url)
     with pytest.raises(OptionError, match="names no file"):
         parent_and_name("s3://bucket")
+    with pytest.raises(OptionError, match="https://host names no file"):
+        parent_and_name("https://user:password@host?sig=1")

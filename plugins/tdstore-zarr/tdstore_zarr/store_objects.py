@@ -123,7 +123,10 @@ class StoreEngine(Engine):
             raise self._missing(key)
         if limit is not None and len(data) > limit:
             raise CorruptStoreError(f"{self.where(key)} has {len(data)} bytes, more than {limit}", url=self.where(key))
-        return Blob(data, _tag(data))
+        return Blob(data, self._tag(data))
+
+    def _tag(self, data: bytes) -> str | None:
+        return _digest(data)
 
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
         """Read ranges, as `Engine.get_ranges` does."""
@@ -166,10 +169,10 @@ class StoreEngine(Engine):
     async def _put(self, key: str, data: bytes, if_absent: bool, if_match: str | None) -> str | None:
         if if_absent or if_match is not None:
             there = await self._bytes(key)
-            if there is not None if if_absent else there is None or _tag(there) != if_match:
+            if there is not None if if_absent else there is None or _digest(there) != if_match:
                 return None
         await self._store.set(key, default_buffer_prototype().buffer.from_bytes(data))
-        return _tag(data)
+        return _digest(data)
 
     def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
         """Write objects, as `Engine.put_many` does."""
@@ -206,7 +209,7 @@ class StoreEngine(Engine):
         return [Entry(key, size, now) for key, size in zip(keys, sizes, strict=True) if size is not None]
 
 
-def _tag(data: bytes) -> str:
+def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 

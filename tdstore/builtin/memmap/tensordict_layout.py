@@ -16,13 +16,13 @@ import torch
 
 from tdstore.builtin.memmap.layout import SUFFIX, Layout, LeafFile
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
-from tdstore.errors import CorruptStoreError, InvalidArgumentError, StoreError, UnsupportedError, UntrustedDataError
+from tdstore.errors import CorruptStoreError, StoreError, UnsupportedError, UntrustedDataError
 from tdstore.header import MAX_DEPTH, MAX_GROUPS, NESTED_SHAPES, NESTED_VALUES, Group, Header
 from tdstore.storekit import files
 from tdstore.storekit.documents import MAX_DIMS, is_plain_name
 from tdstore.storekit.session import FileParts
 from tdstore.types import Path, path_text
-from tdstore.values import decode_value, encode_value, pickled_form
+from tdstore.values import decode_value, encode_value, pickled_form, unique_keys
 
 META = "meta.json"
 SHAPE_SUFFIX = ".shape" + SUFFIX
@@ -210,7 +210,7 @@ class TensordictReader:
     def _meta(self, folder: FileParts, path: Path) -> dict[str, Any]:
         try:
             raw = files.read_small(META, self.tree.folder(folder), MAX_META)
-            meta = json.loads(raw, object_pairs_hook=reject_duplicate_keys)
+            meta = json.loads(raw, object_pairs_hook=unique_keys)
         except FileNotFoundError:
             raise self._corrupt(f"is missing: there is no {'/'.join((*folder, META))}", path) from None
         except OSError as error:
@@ -291,14 +291,6 @@ class TensordictReader:
 def _regular_size(shape: Any) -> Any:
     """Return a batch size up to where it is ragged (-1): the entries determine the rest."""
     return shape[: shape.index(-1)] if isinstance(shape, list) and -1 in shape else shape
-
-
-def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object of a JSON document; `ValueError` if it has a key twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise InvalidArgumentError("a key is there twice")
-    return found
 
 
 # -- writing ---------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from tdstore.builtin.memmap.layout import LeafFile
-from tdstore.builtin.memmap.tensordict_layout import MAX_META, MAX_PICKLE, META, TensordictReader, reject_duplicate_keys
+from tdstore.builtin.memmap.tensordict_layout import MAX_META, MAX_PICKLE, META, TensordictReader
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreError, UnsupportedError
 from tdstore.header import Header
@@ -28,6 +28,7 @@ from tdstore.storekit import documents
 from tdstore.storekit.checksums import BLOCK, Summer, Sums, crc32_and_zeros, next_data
 from tdstore.storekit.session import FileParts
 from tdstore.types import Path, path_text
+from tdstore.values import unique_keys
 
 METHODS = {
     "stored": zipfile.ZIP_STORED,
@@ -396,7 +397,7 @@ class _ArchiveReader(TensordictReader):
             raise self._corrupt(f"is missing: there is no {'/'.join(name)}", path)
         try:
             meta = json.loads(
-                read_member(self._fd, self._members[name], MAX_META, self.url), object_pairs_hook=reject_duplicate_keys
+                read_member(self._fd, self._members[name], MAX_META, self.url), object_pairs_hook=unique_keys
             )
         except (ValueError, RecursionError) as error:
             if isinstance(error, CorruptStoreError):

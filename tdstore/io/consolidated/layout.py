@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
-from tdstore.errors import CorruptStoreError, InvalidArgumentError
+from tdstore.errors import CorruptStoreError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, MAX_GROUPS, Group, Header, header_from_builtins
 from tdstore.io.consolidated.buffer import Slot
 from tdstore.io.consolidated.sums import Placed, aligned, blank
 from tdstore.storekit.documents import MAX_DIMS
 from tdstore.types import Path, path_text
-from tdstore.values import encode_value
+from tdstore.values import encode_value, unique_keys
 
 LAZY = "LazyStackedTensorDict"
 _PLAIN = ("TensorDict", "TensorDictParams", "PersistentTensorDict", "SubTensorDict", "_SubTensorDict")
@@ -179,7 +179,7 @@ def decode(text: bytes, size: int, url: str) -> Contents:
         CorruptStoreError: the document is malformed, or leaves exceed the file or overlap.
     """
     try:
-        root = json.loads(text, object_pairs_hook=_unique)
+        root = json.loads(text, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise CorruptStoreError(f"{url}: its description is not readable: {error}", url=url) from error
     reader = _Reader(size, url)
@@ -208,13 +208,6 @@ def split_tail(tail: bytes, total: int, url: str) -> tuple[int, int]:
             url=url,
         )
     return total - TAIL - length, length
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise InvalidArgumentError("a key is there twice")
-    return found
 
 
 class _Reader:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
-from tdstore.errors import CorruptStoreError, StoreNotFoundError, TDStoreError, UntrustedDataError
+from tdstore.errors import CorruptStoreError, TDStoreError, UntrustedDataError
 from tdstore.index.ranges import Range
 from tdstore.storekit import files
-from tdstore.storekit.documents import is_plain_key, is_plain_name
+from tdstore.storekit.local_engine import file_tag, key_parts, read_range
 from tdstore_zarr.place.redo_log import PREFIX
 
 KEEP_OPEN = 128
@@ -73,18 +73,16 @@ class FolderEngine(Engine):
     # -- reading -------------------------------------------------------------------------
     def get(self, key: str, limit: int | None = None) -> Blob:
         """Read an object, as `Engine.get` does; files read whole are not left open."""
-        with files.io_errors(self.where(key), writing=False):
+        where = self.where(key)
+        with files.io_errors(where, writing=False):
             with self._lock:
-                fd = self._tree.open(self._parts(key))
+                fd = self._tree.open(key_parts(key, self.url))
             try:
-                status = os.fstat(fd)
-                if limit is not None and status.st_size > limit:
-                    where = self.where(key)
-                    raise CorruptStoreError(
-                        f"{where} has {status.st_size} bytes, more than the {limit} it may have", url=where
-                    )
-                tag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
-                return Blob(self._pread(fd, key, 0, status.st_size), tag)
+                size = os.fstat(fd).st_size
+                if limit is not None and size > limit:
+                    raise CorruptStoreError(f"{where} has {size} bytes, more than the {limit} it may have", url=where)
+                data = os.pread(fd, size, 0)
+                return Blob(data if len(data) == size else read_range(fd, 0, size, where), file_tag(fd))
             finally:
                 os.close(fd)
 
@@ -102,14 +100,15 @@ class FolderEngine(Engine):
                 data = pread(file.fd, stop - start, start)
             except OSError as error:
                 files.raise_io(error, self.where(key), writing=False)
-            answers.append(data if len(data) == stop - start else self._pread(file.fd, key, start, stop))
+            whole = len(data) == stop - start
+            answers.append(data if whole else read_range(file.fd, start, stop, self.where(key)))
         return answers
 
     def size(self, key: str) -> int:
         """Return the size of an object, as `Engine.size` does."""
         try:
             with self._lock:
-                parts = self._parts(key)
+                parts = key_parts(key, self.url)
                 folder = self._tree.folder(parts[:-1])
                 return os.stat(parts[-1], dir_fd=folder, follow_symlinks=False).st_size
         except TDStoreError:
@@ -165,7 +164,7 @@ class FolderEngine(Engine):
                 self._open.move_to_end(key)
                 return file
             try:
-                file = self._open[key] = _File(self._tree.open(self._parts(key)))
+                file = self._open[key] = _File(self._tree.open(key_parts(key, self.url)))
             except TDStoreError:
                 raise
             except OSError as error:
@@ -174,24 +173,12 @@ class FolderEngine(Engine):
                 self._open.popitem(last=False)
             return file
 
-    def _pread(self, fd: int, key: str, start: int, stop: int) -> bytes:
-        data = os.pread(fd, stop - start, start)
-        while len(data) < stop - start:  # at most 2 GiB come at once
-            more = os.pread(fd, stop - start - len(data), start + len(data))
-            if not more:
-                where = self.where(key)
-                raise CorruptStoreError(
-                    f"{where} ends at byte {start + len(data)}, and bytes up to {stop} were expected", url=where
-                )
-            data += more
-        return data
-
     # -- writing -------------------------------------------------------------------------
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
         """Write an object, as `Engine.put` does, without conditions."""
         if not self._writable or if_absent or if_match is not None:
             raise self.unsupported(EngineCap.CONDITIONAL if self._writable else EngineCap.WRITE)
-        parts = self._parts(key)
+        parts = key_parts(key, self.url)
         with files.io_errors(self.where(key), "cannot write"):
             with self._lock:
                 folder = os.dup(self._tree.folder(parts[:-1], create=True))
@@ -218,7 +205,7 @@ class FolderEngine(Engine):
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, as `Engine.delete` does."""
         for key in keys:
-            parts = self._parts(key)
+            parts = key_parts(key, self.url)
             with files.io_errors(self.where(key), "cannot remove"), self._lock:
                 self._open.pop(key, None)
                 self._unsynced.pop(key, None)
@@ -230,7 +217,7 @@ class FolderEngine(Engine):
         """Rename a folder, with its contents."""
         with files.io_errors(self.where(old), "cannot rename"), self._lock:
             self._open.clear()
-            source, target = self._parts(old), self._parts(new)
+            source, target = key_parts(old, self.url), key_parts(new, self.url)
             parent = os.dup(self._tree.folder(source[:-1]))
             try:
                 self._tree.close()
@@ -246,7 +233,7 @@ class FolderEngine(Engine):
         """Remove a folder and its contents; a missing one is no error."""
         with files.io_errors(self.where(folder), "cannot remove"), self._lock:
             self._open.clear()
-            parts = self._parts(folder)
+            parts = key_parts(folder, self.url)
             with contextlib.suppress(FileNotFoundError):
                 parent = self._tree.folder(parts[:-1])
                 self._tree.close()
@@ -268,7 +255,7 @@ class FolderEngine(Engine):
 
     def link(self, old: str, new: str) -> None:
         """Give a file a second name; where the file system has no links, copy it."""
-        source, target = self._parts(old), self._parts(new)
+        source, target = key_parts(old, self.url), key_parts(new, self.url)
         with files.io_errors(self.where(old), "cannot link"):
             with self._lock:
                 parent = os.dup(self._tree.folder(source[:-1]))
@@ -288,7 +275,7 @@ class FolderEngine(Engine):
         with self._lock:
             self._open.clear()
             for old, new in pairs:
-                source, target = self._parts(old), self._parts(new)
+                source, target = key_parts(old, self.url), key_parts(new, self.url)
                 with files.io_errors(self.where(new), "cannot rename"):
                     try:
                         parent = os.dup(self._tree.folder(source[:-1]))
@@ -305,7 +292,8 @@ class FolderEngine(Engine):
 
     def prune(self, keys: Iterable[str]) -> None:
         """Remove the folders of removed objects, if they are empty."""
-        folders = {parts[:depth] for parts in map(self._parts, keys) for depth in range(1, len(parts))}
+        every = [key_parts(key, self.url) for key in keys]
+        folders = {parts[:depth] for parts in every for depth in range(1, len(parts))}
         with self._lock:
             for folder in sorted(folders, key=len, reverse=True):
                 self._tree.close()
@@ -319,7 +307,7 @@ class FolderEngine(Engine):
             folders = set(self._changed)
             with files.io_errors(self.url, "waiting for the medium"):
                 for key in keys:
-                    parts = self._parts(key)
+                    parts = key_parts(key, self.url)
                     fd = self._tree.open(parts)
                     try:
                         files.fsync(fd)
@@ -350,9 +338,3 @@ class FolderEngine(Engine):
 
     def __del__(self, _close: Callable[[int], None] = os.close, _quietly: Any = close_quietly) -> None:
         _quietly([*self._tree.descriptors(), self.root], _close)
-
-    def _parts(self, key: str) -> tuple[str, ...]:
-        parts = tuple(key.split("/"))
-        if not is_plain_key(key) and not all(map(is_plain_name, parts)):
-            raise StoreNotFoundError(f"{key!r} does not name a file below {self.url}", url=self.url)
-        return parts
