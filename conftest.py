@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
+import sys
 import tempfile
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,9 +19,11 @@ import pytest
 import torch
 
 from tdstore.testing import crash
+from tdstore.testing.processes import warm
 from tests import servers, tiers
 
 T = TypeVar("T")
+spawnv_passfds = multiprocessing.util.spawnv_passfds
 
 
 @contextmanager
@@ -59,6 +63,9 @@ def pytest_configure(config: pytest.Config) -> None:
     then start interpreters of their own, each of which imports torch, or not, as the order of the tests has it.
     """
     multiprocessing.set_start_method("fork", force=True)
+    multiprocessing.set_forkserver_preload(["tdstore"])
+    if sys.platform == "linux":
+        multiprocessing.util.spawnv_passfds = start_warm
     for mark, meaning in {**tiers.TRAITS, **tiers.TIERS}.items():
         config.addinivalue_line("markers", f"{mark}: {meaning}")
 
@@ -79,6 +86,15 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def start_warm(path: bytes, args: list[Any], passed: Iterable[int]) -> int:
+    """Start what multiprocessing starts for "spawn" by the server of `warm`: no second import of torch for each."""
+    arguments = [os.fsdecode(argument) for argument in args]
+    if "--multiprocessing-fork" not in arguments:  # a resource tracker or a fork server
+        return spawnv_passfds(path, args, passed)
+    command = [*warm.python(numbers := sorted(map(int, passed))), *arguments[arguments.index("-c") :]]
+    return spawnv_passfds(os.fsencode(command[0]), command, numbers)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

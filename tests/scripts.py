@@ -37,6 +37,8 @@ os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 os.dup2(os.open(_job["output"], os.O_WRONLY), 1)
 os.dup2(os.open(_job["errors"], os.O_WRONLY), 2)
 os.chdir(_job["cwd"])
+os.environ.clear()
+os.environ.update(_job["env"])
 sys.argv[1:] = _job["argv"]
 _code = compile(_job["code"], "<string>", "exec")
 del _line, _job, _pid
@@ -86,6 +88,7 @@ def started(code: str, *arguments: object, output: Path | None = None) -> Iterat
             output.touch()
         argv = [str(argument) for argument in arguments]
         job = {"code": code, "argv": argv, "cwd": str(work), "output": str(output), "errors": str(errors)}
+        job["env"] = dict(os.environ)
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
         script = Script(int(server.stdout.readline()))

@@ -6,7 +6,6 @@ import io
 import pickle
 import random
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import tdstore
 from tdstore import LazyStackedTensorDict, MetaData, NonTensorStack, TensorDict, TensorDictParams, UnbatchedTensor
 from tdstore.errors import StoreError, UntrustedDataError
 from tdstore.interop import load_pickle
+from tdstore.testing.processes import warm
 
 from .conftest import same
 
@@ -146,7 +146,7 @@ sys.modules["tensordict"] = None
 from tdstore.interop import load_pickle
 print(load_pickle({str(release / "td.pkl")!r})["b", "c"].tolist())
 """
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[0, 1, 2]\n"
+    assert subprocess.run([*warm.python(), "-c", code], capture_output=True, text=True).stdout == "[0, 1, 2]\n"
 
 
 def test_a_class_must_be_given_or_declared(release):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from tdstore.errors import (
     TDStoreError,
     UnsupportedError,
 )
+from tdstore.testing.processes import warm
 
 NAMES = ["run", "run.h5", "run.zarr", "run.zarr.zip", "run.tdz"]
 FOLDERS = ["run", "run.zarr"]
@@ -83,7 +83,7 @@ def test_info_refuses_what_is_not_there(tmp_path: Path) -> None:
 def test_exists_where_a_writer_ended(tmp_path: Path) -> None:
     save(tmp_path / "run")
     code = f"import os, tdstore; t = tdstore.open({str(tmp_path / 'run')!r}, mode='r+'); t['a'].fill_(7); os._exit(0)"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+    subprocess.run([*warm.python(), "-W", "ignore", "-c", code], check=True)
     with pytest.raises(TDStoreError):
         tdstore.open(tmp_path / "run")
     assert tdstore.exists(tmp_path / "run")
@@ -218,7 +218,7 @@ def test_a_place_that_another_process_writes_stays(name: str, tmp_path: Path) ->
     place = tmp_path / name
     save(place)
     with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", HOLD, str(place)],
+        [*warm.python(), "-W", "ignore", "-c", HOLD, str(place)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

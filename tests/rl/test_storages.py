@@ -10,8 +10,6 @@ import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -29,6 +27,7 @@ from tdstore.rl.storages import (
     ListStorage,
     TensorStorage,
 )
+from tests import scripts
 from tests.rl.places import kinds, maker, read_all, rows, wait_and_read
 
 LOCAL = ["memory", "memmap", "shared", "h5", "zarr"]
@@ -469,26 +468,23 @@ def test_temporary_rows_go_with_the_storage(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["exit", "term", "int"])
-def test_temporary_rows_go_with_the_process(end):
+def test_temporary_rows_go_with_the_process(tmp_path, end):
     code = (
-        "import sys, time, torch; from tdstore.rl.storages import LazyMemmapStorage; s = LazyMemmapStorage(4); "
-        "s.set(0, torch.ones(1)); print(s.scratch_dir, flush=True); sys.stdin.read(1)"
+        "import sys, time, torch; from tdstore.rl.storages import LazyMemmapStorage; s = LazyMemmapStorage(4)\n"
+        "s.set(0, torch.ones(1)); print(s.scratch_dir, flush=True)\n"
+        "time.sleep(0 if sys.argv[1] == 'exit' else 600); assert sys.argv[1] == 'exit'"
     )
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, text=True, **pipes) as process:
-        place = process.stdout.readline().strip()
-        assert os.path.isdir(place)
-        if end == "exit":
-            process.stdin.write("x")
-        else:
-            process.send_signal(signal.SIGTERM if end == "term" else signal.SIGINT)
-        process.communicate(timeout=200)
-    assert not os.path.exists(place)
-    assert process.returncode == {"exit": 0, "term": -signal.SIGTERM}.get(end, process.returncode)
+    os.mkfifo(tmp_path / "output")
+    with scripts.started(code, end, output=tmp_path / "output") as script, open(tmp_path / "output") as output:
+        place = output.readline().strip()
+        if end != "exit":
+            assert os.path.isdir(place)
+            os.kill(script.pid, signal.SIGTERM if end == "term" else signal.SIGINT)
+    assert place and not os.path.exists(place)
+    assert script.status == {"exit": 0, "term": -signal.SIGTERM, "int": -signal.SIGINT}[end]
 
 
-def test_a_forked_child_is_ended_by_sigterm_from_its_first_moment():
+def test_a_forked_child_is_ended_by_sigterm_from_its_first_moment(tmp_path):
     # On one core the parent sends the signal before the child has run at all.
     code = (
         "import multiprocessing, os, time, torch; from tdstore.rl.storages import LazyMemmapStorage\n"
@@ -498,8 +494,11 @@ def test_a_forked_child_is_ended_by_sigterm_from_its_first_moment():
         "    child.start(); child.terminate(); child.join(200); print(child.exitcode); child.kill()\n"
         "print(os.path.isdir(s.scratch_dir))"
     )
-    found = subprocess.run([sys.executable, "-W", "ignore", "-c", code], text=True, capture_output=True, timeout=120)
-    assert found.stdout.split() == [f"-{int(signal.SIGTERM)}"] * 20 + ["True"], found.stderr
+    (tmp_path / "output").touch()
+    with scripts.started(code, output=tmp_path / "output") as script:
+        pass
+    found = (tmp_path / "output").read_text()
+    assert found.split() == [f"-{int(signal.SIGTERM)}"] * 20 + ["True"], script.errors
 
 
 def test_a_child_leaves_the_rows_of_its_parent():

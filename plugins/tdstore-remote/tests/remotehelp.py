@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import uuid
 from pathlib import Path as FsPath
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from tdstore_remote.store import open_remote
 
 from tdstore import TensorDict
+from tdstore.testing.processes import warm
 
 ROOT = FsPath(__file__).resolve().parents[3]
 
@@ -50,7 +50,7 @@ def same(a: Any, b: Any) -> bool:
 def run(code: str, *, seconds: float = 200, env: dict[str, str] | None = None) -> str:
     """Run code in a process of its own, with a deadline; its output."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
+        [*warm.python(), "-W", "ignore", "-c", code],
         capture_output=True,
         text=True,
         timeout=seconds,

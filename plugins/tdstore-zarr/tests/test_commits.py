@@ -21,6 +21,7 @@ import tdstore
 from tdstore import TensorDict
 from tdstore.errors import StoreBusyError, StoreIOError
 from tdstore.types import LeafSpec, Mode, Read, Write
+from tests import scripts
 
 IN_MEMORY = True
 
@@ -381,10 +382,8 @@ def test_a_script_that_ends_without_close(tmp_path: FsPath, suffix: str, how: st
     """Its rows are there, and it says nothing at its end."""
     place = tmp_path / f"t{suffix}"
     TensorDict({"x": torch.zeros(10)}, [10]).save(place).close()
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, str(place), how], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    done = scripts.run(SCRIPT, place, how)
+    assert (done.status, done.errors) == (0, "")
     with tdstore.open(place) as td:
         assert td["x"].tolist() == ([0.0] * 10 if how == "r" else [0, 0, 0, 1, 1, 0, 0, 0, 0, 0])
     assert [entry.name for entry in tmp_path.iterdir()] == [place.name]
@@ -420,40 +419,51 @@ def test_a_reader_of_a_folder_that_is_replaced_as_a_whole(tmp_path: FsPath) -> N
 
 
 # -- the end of a process ------------------------------------------------------------------------
-ENDING = """
-import multiprocessing, sys, threading
-import torch, tdstore
+SPAWNED = """
+import multiprocessing, sys
+import torch
 from tdstore import TensorDict
 
-def work(place, end):
+def work(place):
     global td
-    if end == "spawn":
-        td = TensorDict.from_schema({"a": "int64"}, batch_size=[20], location=place)
-    else:
-        threading.main_thread().join()  # no new threads start from now on
-        td = tdstore.open(place, "r+")
+    td = TensorDict.from_schema({"a": "int64"}, batch_size=[20], location=place)
     td[3:7] = TensorDict({"a": torch.full((4,), 5)}, [4])
 
 if __name__ == "__main__":
-    place, end = sys.argv[1:]
-    if end == "spawn":
-        process = multiprocessing.get_context("spawn").Process(target=work, args=(place, end))
-        process.start()
-        process.join()
-        sys.exit(process.exitcode)
-    threading.Thread(target=work, args=(place, end)).start()
+    process = multiprocessing.get_context("spawn").Process(target=work, args=sys.argv[1:])
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+"""
+THREAD = """
+import sys, threading
+import torch, tdstore
+from tdstore import TensorDict
+
+def work(place):
+    global td
+    threading.main_thread().join()  # no new threads start from now on
+    td = tdstore.open(place, "r+")
+    td[3:7] = TensorDict({"a": torch.full((4,), 5)}, [4])
+
+threading.Thread(target=work, args=sys.argv[1:]).start()
 """
 
 
-@pytest.mark.parametrize("end", ["spawn", "thread"])
-def test_rows_that_are_committed_when_the_interpreter_ends(tmp_path: FsPath, end: str) -> None:
-    """In a spawned process, and by a thread that goes on when the main one has ended: there, and nothing is said."""
+def test_rows_of_a_spawned_process_are_committed_when_it_ends(tmp_path: FsPath) -> None:
     place, script = tmp_path / "x.zarr", tmp_path / "script.py"
-    script.write_text(ENDING)
-    if end == "thread":
-        TensorDict({"a": torch.zeros(20, dtype=torch.int64)}, [20]).save(place).close()
-    done = subprocess.run([sys.executable, script, place, end], capture_output=True, text=True, timeout=120)
+    script.write_text(SPAWNED)
+    done = subprocess.run([sys.executable, script, place], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    with tdstore.open(place) as td:
+        assert td["a"][:].tolist() == [0] * 3 + [5] * 4 + [0] * 13
+
+
+def test_rows_of_a_thread_that_outlives_the_main_one_are_committed(tmp_path: FsPath) -> None:
+    place = tmp_path / "x.zarr"
+    TensorDict({"a": torch.zeros(20, dtype=torch.int64)}, [20]).save(place).close()
+    done = scripts.run(THREAD, place)
+    assert (done.status, done.errors) == (0, "")
     with tdstore.open(place) as td:
         assert td["a"][:].tolist() == [0] * 3 + [5] * 4 + [0] * 13
 

@@ -24,6 +24,7 @@ from tdstore.store import Store
 from tdstore.storekit import files
 from tdstore.testing import CrashTests
 from tdstore.types import LeafSpec, Write
+from tests import scripts
 
 IN_MEMORY = True
 LAYOUTS: dict[str, dict[str, Any]] = {"plain": {"chunks": 40, "checksum": False}, "shards": {"chunks": 8, "shards": 32}}
@@ -304,7 +305,7 @@ if {opened}:
 td.set_at_("a", torch.tensor(1.0), 3)
 shutil.rmtree({str(tmp_path / "x.zarr")!r})
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0
-    (line,) = done.stderr.splitlines()
+    done = scripts.run(program)
+    assert done.status == 0
+    (line,) = done.errors.splitlines()
     assert "x.zarr has uncommitted changes, and they are lost" in line

@@ -17,21 +17,27 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterable
 
 _LENGTH = 8
+_MOST = 64
+"""Descriptors that a command may pass."""
 _address = ""  # where the server of this process listens
 
 
-def python() -> list[str]:
+def python(passed: Iterable[int] = ()) -> list[str]:
     """Return a command that stands for `sys.executable`, and start the server that it needs.
 
     Where forking is not safe (on all systems but Linux) it is `sys.executable` itself.
+
+    Args:
+        passed: descriptors that the command inherits and its program is to have, under the same numbers.
     """
     global _address
     if sys.platform != "linux":
         return [sys.executable]
     _address = _address or _start()
-    return [sys.executable, "-I", "-S", __file__, _address]
+    return [sys.executable, "-I", "-S", __file__, _address, *(f"--pass={number}" for number in passed)]
 
 
 def _start() -> str:
@@ -97,7 +103,7 @@ def _keep(command: socket.socket, path: list[str]) -> None:
     import contextlib
     import select
 
-    head, streams, _, _ = socket.recv_fds(command, _LENGTH, 3)
+    head, streams, _, _ = socket.recv_fds(command, _LENGTH, _MOST)
     job = json.loads(_receive(command, int.from_bytes(head, "big")))
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -109,9 +115,7 @@ def _keep(command: socket.socket, path: list[str]) -> None:
         command.close()
         for number in (reading, writing):
             os.close(number)
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-            os.close(stream)
+        _move([0, 1, 2, *job.pop("passed")], streams)
         _run(path, **job)
     for stream in streams:
         os.close(stream)  # its reader waits for all its writers
@@ -122,6 +126,19 @@ def _keep(command: socket.socket, path: list[str]) -> None:
     with contextlib.suppress(OSError):  # the receiver has ended
         command.sendall(str(status).encode())
     os._exit(0)
+
+
+def _move(numbers: list[int], found: list[int]) -> None:
+    """Give descriptors other numbers, which some of them may have now."""
+    import fcntl
+
+    free = max(numbers) + 1
+    above = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, free) for fd in found]
+    for fd in found:
+        os.close(fd)
+    for fd, number in zip(above, numbers, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
 
 
 def _run(path: list[str], cwd: str, env: dict[str, str], argv: list[str]) -> None:
@@ -188,12 +205,16 @@ def _receive(stream: socket.socket, size: int) -> bytes:
 
 
 def _command() -> None:
-    """Run as the command: `warm.py SOCKET [-W ACTION] -c CODE | -m MODULE [ARGUMENT...]`."""
+    """Run as the command: `warm.py SOCKET [--pass=FD...] [-W ACTION] -c CODE | -m MODULE [ARGUMENT...]`."""
     address, *arguments = sys.argv[1:]
-    job = json.dumps({"argv": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}).encode()
+    passed = []
+    while arguments[0].startswith("--pass="):
+        passed.append(int(arguments.pop(0).partition("=")[2]))
+    seen = {"argv": arguments, "passed": passed, "cwd": os.getcwd(), "env": dict(os.environ)}
+    job = json.dumps(seen).encode()
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
-        socket.send_fds(server, [len(job).to_bytes(_LENGTH, "big")], [0, 1, 2])
+        socket.send_fds(server, [len(job).to_bytes(_LENGTH, "big")], [0, 1, 2, *passed])
         server.sendall(job)
         answer = server.recv(64)
     status = int(answer) if answer else 70

@@ -85,28 +85,32 @@ CHILD = """
 import multiprocessing, sys
 import tdstore
 
-def work(path):
+def work(*paths):
     global left_open
-    left_open = tdstore.open(path, mode="r+")
-    left_open["x"][2] = 1
+    left_open = [tdstore.open(path, mode="r+") for path in paths]
+    for td in left_open:
+        td["x"][2] = 1
 
 if __name__ == "__main__":
-    process = multiprocessing.get_context(sys.argv[2]).Process(target=work, args=(sys.argv[1],))
+    process = multiprocessing.get_context(sys.argv[1]).Process(target=work, args=sys.argv[2:])
     process.start()
     process.join(200)
     sys.exit(process.exitcode)
 """
 
 
-@pytest.mark.parametrize("name", ["d", "x.tdz"])
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_children_keep_rows(tmp_path: FsPath, name: str, start: str) -> None:
-    path = saved(tmp_path, name)
+def test_children_keep_rows(tmp_path: FsPath, start: str) -> None:
+    paths = [saved(tmp_path, "d"), saved(tmp_path, "x.tdz")]
     main = tmp_path / "main.py"
     main.write_text(CHILD)
-    done = subprocess.run([sys.executable, main, path, start], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert is_whole(path)
+    if start == "fork":
+        done = scripts.run(CHILD, start, *paths)
+        assert (done.status, done.errors) == (0, "")
+    else:
+        child = subprocess.run([sys.executable, main, start, *paths], capture_output=True, text=True, timeout=120)
+        assert (child.returncode, child.stderr) == (0, "")
+    assert all(map(is_whole, paths))
 
 
 @pytest.mark.parametrize("name", ["d", "x.tdz"])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path as FsPath
 
@@ -17,6 +15,7 @@ from tdstore.builtin.memmap.store import MemmapStore, open_memmap
 from tdstore.errors import DirtyStoreError, StoreIOError
 from tdstore.lifetime import settle
 from tdstore.types import LeafSpec, Read, Write
+from tests import scripts
 from tests.builtin.memmap.support import (
     EIO,
     ENOSPC,
@@ -162,9 +161,8 @@ def test_every_way_to_write_is_sealed(tmp_path: FsPath, change: Callable[[Memmap
 
 EXIT = """
 import sys, torch
-sys.path.insert(0, sys.argv[1])
 from tdstore.builtin.memmap.store import open_memmap
-store = open_memmap(sys.argv[2], mode="r+")
+store = open_memmap(sys.argv[1], mode="r+")
 view = store.view(("b",))
 view.add_(5)
 """
@@ -174,8 +172,7 @@ def test_program_that_never_closes(tmp_path: FsPath) -> None:
     """A normal exit of the interpreter seals the store."""
     location = tmp_path / "d"
     save(location, BIG)
-    root = str(FsPath(__file__).parents[3])
-    subprocess.run([sys.executable, "-c", EXIT, root, str(location)], check=True, timeout=200)
+    assert scripts.run(EXIT, location).status == 0
     assert not (location / "tdstore.session").exists()
     assert torch.equal(load(location)[("b",)], torch.full((100,), 6.0))
 

@@ -7,7 +7,6 @@ import os
 import pickle
 import random
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path as FsPath
 from typing import Any
@@ -22,6 +21,7 @@ from tdstore.builtin.memmap.store import open_memmap
 from tdstore.errors import CorruptStoreError, DirtyStoreError, OptionError, StoreIOError
 from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.documents import PACKED_FROM
+from tdstore.testing.processes import warm
 from tdstore.types import LeafSpec, Read, Write
 from tests.builtin.memmap.support import content, die, header_of, in_child, load, same, save, small_disk
 
@@ -276,7 +276,7 @@ def test_other_processes(tmp_path: FsPath) -> None:
     data = tmp_path / "leaf"
     data.write_bytes(pickle.dumps(leaf))
     code = f"import pickle, tdstore; pickle.load(open({str(data)!r}, 'rb'))[2] = 70"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
+    subprocess.run([*warm.python(), "-c", code], check=True, timeout=200)
     assert leaf[2].tolist() == [70, 70]
     handle.close()
     with tdstore.open(tmp_path / "d", verify="full") as opened:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 
 import torch
@@ -59,13 +58,16 @@ def rival(name: str, barrier, answers) -> None:
     barrier.wait(200)
 
 
-def python(code: str, *, fresh: bool = False, **options) -> subprocess.CompletedProcess[str]:
-    """Run code in an unrelated process; `fresh` where it matters how an interpreter itself ends."""
+START = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom shm_children import *\n"
+"""The first lines of programs that use what is here."""
+
+
+def python(code: str, **options) -> subprocess.CompletedProcess[str]:
+    """Run code in an unrelated process."""
     from tdstore.testing.processes import warm  # not above: spawned children import this module
 
-    start = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom shm_children import *\n"
     return subprocess.run(
-        [*([sys.executable] if fresh else warm.python()), "-c", start + code],
+        [*warm.python(), "-c", START + code],
         capture_output=True,
         text=True,
         timeout=120,

@@ -10,13 +10,14 @@ import sys
 import time
 
 import pytest
-from shm_children import forked, made, python, rival, set_row
+from shm_children import START, forked, made, python, rival, set_row
 
 from tdstore.builtin.shared import names
 from tdstore.builtin.shared.process import Process, alive, boot_id, this_process
 from tdstore.builtin.shared.store import open_shared, sweep
 from tdstore.errors import StoreNotFoundError
 from tdstore.lifetime import settle
+from tests import scripts
 
 
 class Owner:
@@ -43,7 +44,8 @@ class Owner:
 
 @pytest.mark.parametrize("end", ["s.close()", "1 / 0"])
 def test_a_normal_end_removes(shm, end):
-    python(f"import os\ns = made('shm://x')\nassert os.listdir({shm!r})\n{end}", fresh=True)
+    done = scripts.run(f"{START}import os\ns = made('shm://x')\nassert os.listdir({shm!r})\n{end}")
+    assert done.status == ("0" in end) and ("ZeroDivisionError" in done.errors) == ("0" in end)
     assert os.listdir(shm) == []
 
 

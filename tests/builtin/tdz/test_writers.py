@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import textwrap
 import zipfile
 
@@ -23,6 +22,7 @@ from tdstore.header import Header
 from tdstore.store import Cap
 from tdstore.storekit import files
 from tdstore.testing.crash import CrashTests, in_child, killed_after, small_disk
+from tdstore.testing.processes import warm
 from tdstore.types import LeafSpec, Write
 
 
@@ -118,7 +118,7 @@ ADDER = """
 def test_writers_that_add_entries_at_once_lose_none_that_was_acknowledged(tmp_path):
     path = tmp_path / "x.tdz"
     saved(path)
-    command = [sys.executable, "-c", textwrap.dedent(ADDER), str(path)]
+    command = [*warm.python(), "-c", textwrap.dedent(ADDER), str(path)]
     pipe = subprocess.PIPE
     children = [subprocess.Popen([*command, name], stdin=pipe, stdout=pipe, text=True) for name in "abc"]
     for child in children:
@@ -273,7 +273,7 @@ def test_rows_that_do_not_fit_on_the_disk(tmp_path):
                 print(error.errno)
         """
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script), str(path)], capture_output=True, text=True, check=False
+            [*warm.python(), "-c", textwrap.dedent(script), str(path)], capture_output=True, text=True, check=False
         )
         assert (done.returncode, done.stdout) == (0, "28\n"), done.stderr
         assert os.listdir(folder) == ["x.tdz"]

@@ -7,8 +7,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from tdstore.builtin import readcheck
 from tdstore.errors import CorruptStoreError, OptionError
 from tdstore.io.consolidated import file as consolidated_file
 from tdstore.io.consolidated import sums
+from tests import scripts
 
 ROWS = 3000
 
@@ -214,12 +213,12 @@ if what == "kill":
 
 def test_the_end_of_a_process_renews_and_a_kill_does_not(tmp_path: Path) -> None:
     place = tmp_path / "x.td"
-    subprocess.run([sys.executable, "-c", SCRIPT, place, "new"], check=True)
+    assert scripts.run(SCRIPT, place, "new").status == 0
     assert state(place) == "known"
-    killed = subprocess.run([sys.executable, "-c", SCRIPT, place, "kill"], check=False)
-    assert (killed.returncode, state(place)) == (-signal.SIGKILL, "stale")
+    killed = scripts.run(SCRIPT, place, "kill")
+    assert (killed.status, state(place)) == (-signal.SIGKILL, "stale")
     assert from_consolidated(place)["a"].tolist() == [1, 5, 1]
-    subprocess.run([sys.executable, "-c", SCRIPT, place, "end"], check=True)
+    assert scripts.run(SCRIPT, place, "end").status == 0
     assert (state(place), tdstore.verify(place)) == ("known", [])
 
 
