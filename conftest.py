@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import multiprocessing.util
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -23,6 +25,7 @@ from tdstore.testing.processes import warm
 from tests import servers, tiers
 
 T = TypeVar("T")
+_folders = itertools.count()
 spawnv_passfds = multiprocessing.util.spawnv_passfds
 
 
@@ -119,13 +122,18 @@ def shared_samples() -> Iterator[None]:
 
 
 @pytest.fixture
-def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """For the modules that sync a lot (`IN_MEMORY = True`) a folder in memory, where that costs nothing."""
-    if getattr(request.module, "IN_MEMORY", None) is not True or not os.path.isdir("/dev/shm"):
-        yield tmp_path
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """For the modules that sync a lot (`IN_MEMORY = True`) a folder in memory, where that costs nothing.
+
+    For others one that is numbered by a count: pytest lists all folders that there are for the next number.
+    """
+    if getattr(request.module, "IN_MEMORY", None) is True and os.path.isdir("/dev/shm"):
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            yield Path(folder)
         return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
+    path = tmp_path_factory.getbasetemp() / f"{re.sub(r'[^a-zA-Z0-9_]', '_', request.node.name)[:30]}{next(_folders)}"
+    path.mkdir(mode=0o700)
+    yield path
 
 
 @pytest.fixture(scope="session")

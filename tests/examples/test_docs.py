@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tdstore.testing.processes import warm
+
 ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
 READMES = [ROOT / "README.md", *ROOT.glob("plugins/*/README.md")]
@@ -60,7 +62,7 @@ def test_the_example_store_passes_the_kit(tmp_path):
     document = ROOT / "docs" / "reference" / "storage-protocol.md"
     (tmp_path / "test_document.py").write_text(program(document.read_text()))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_document.py"]
+    command = [*warm.python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_document.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
 

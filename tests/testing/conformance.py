@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tdstore.testing.processes import warm
 from tests.servers import redis_server
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "conformance.md"
@@ -34,7 +35,7 @@ def report(backend: str, port: int = 0) -> str:
     """Run the kit, and return its tables."""
     arguments = [argument.format(port=port) for argument in ARGUMENTS[backend]]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tdstore.testing", backend, *arguments, "--report"],
+        [*warm.python(), "-W", "ignore", "-m", "tdstore.testing", backend, *arguments, "--report"],
         capture_output=True,
         text=True,
         check=False,
