@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import types
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -150,17 +151,29 @@ def run(
     return printed
 
 
+# Instead of the environment's python. Its kits start as forks of one that has imported torch and pytest, which takes
+# two seconds for each of seven, and then for what they start.
+PYTHON = """#!/bin/sh
+case "$1 $2" in
+    "-m pytest" | "-m tdstore.testing") exec {warm} "$@" ;;
+esac
+exec {python} "$@"
+"""
+WARM = "import shlex, sys; from tdstore.testing.processes.warm import python; print(shlex.join(python())); "
+WARM += "sys.stdout.flush(); sys.stdin.read()"
+
+
 @pytest.fixture
-def shell(tmp_path: Path) -> dict[str, str]:
+def shell(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Variables of a shell in a fresh environment, which sees the packages of this one; pip asks no index."""
     home = tmp_path / "environment"
     venv.create(home, symlinks=True)
     paths = sysconfig.get_paths(vars={"base": str(home), "platbase": str(home)})
     seen = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
     Path(paths["purelib"], "outer.pth").write_text(seen)
-    return {
+    variables = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PIP_", "PYTHON"))},
-        "PATH": f"{home}/bin:{os.environ['PATH']}",
+        "PATH": f"{tmp_path / 'bin'}:{home}/bin:{os.environ['PATH']}",
         "PYTHONWARNINGS": "ignore::UserWarning",
         "PYTHONFAULTHANDLER": "1",
         "PIP_NO_INDEX": "1",
@@ -171,6 +184,16 @@ def shell(tmp_path: Path) -> dict[str, str]:
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTEST_PLUGINS": "_hypothesis_pytestplugin",
     }
+    python = home / "bin" / "python"
+    with subprocess.Popen(
+        [python, "-c", WARM], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        command = tmp_path / "bin" / "python"
+        command.parent.mkdir()
+        command.write_text(PYTHON.format(warm=server.stdout.readline().strip(), python=python))
+        command.chmod(0o755)
+        yield variables
+        server.communicate()
 
 
 @pytest.mark.slow
