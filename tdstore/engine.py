@@ -70,7 +70,7 @@ class Engine(ABC):
 
     @property
     def lanes(self) -> int:
-        """How many objects that are put together travel side by side: a writer splits its bytes into as many."""
+        """The number of objects that `put_many` sends at once; a writer splits its bytes into as many."""
         return 8
 
     def conditional(self) -> bool:

@@ -96,7 +96,7 @@ class NoRowsError(InvalidTypeError, RuntimeError):
 
 
 class NoSizeError(InvalidTypeError, ValueError):
-    """What is given as a batch size is none."""
+    """The value that was passed as a batch size is not one."""
 
 
 class InvalidStateError(TDStoreError, RuntimeError):
@@ -112,7 +112,7 @@ class OutOfRangeError(TDStoreError, IndexError):
 
 
 class IndexKindError(OutOfRangeError, TypeError):
-    """What stands in an index is nothing that can."""
+    """A part of an index has a type that cannot index."""
 
 
 class BatchSizeError(TDStoreError, ValueError, RuntimeError):

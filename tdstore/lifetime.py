@@ -156,7 +156,7 @@ class LiveObjects(Generic[T]):
         self._references: dict[int, weakref.ref[T]] = {}
 
     def add(self, item: T) -> None:
-        """Add an object; one that is there already is there once."""
+        """Add an object, unless it is in the set already."""
         references, key = self._references, id(item)
 
         def forget(reference: weakref.ref[T]) -> None:
@@ -191,11 +191,11 @@ class _State:
     def __init__(self) -> None:
         self.endings: dict[int, Ending] = {}
         self.dropped: dict[int, Ending] = {}
-        """Those whose owner is gone, until their action begins."""
+        """Endings whose owner is gone and whose action has not begun."""
         self.changed: dict[int, Closable] = {}
         """Stores that were changed since they were opened and are not closed."""
         self.resident: LiveObjects[Closable] = LiveObjects()
-        """As `changed`, for stores of live tensors, which end with the last tensor."""
+        """Like `changed`, for stores of live tensors; each is closed with its last tensor."""
         self.queue: SimpleQueue[Ending | None] = SimpleQueue()
         self.running = threading.RLock()
         """Held while queued actions run, and around a fork."""

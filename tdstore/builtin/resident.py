@@ -24,7 +24,7 @@ class ResidentStore(CheckedStore[L], Generic[L]):
     """Base of stores whose leaves are live tensors, which any process may write that has them."""
 
     _reading: ReadCheck[LeafFile] | None = None
-    """What is still to be compared with checksums."""
+    """The leaves whose checksums have not been compared yet."""
 
     def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
         if (reading := self._reading) is not None and reading.pending:

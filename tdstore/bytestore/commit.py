@@ -25,7 +25,7 @@ LONG_UPLOAD = 3600.0
 """After so many seconds a writer checks, before it commits, that all its objects still exist."""
 
 SEAL_BYTES = 14
-"""Of the first line of a manifest that hold its version and checksum."""
+"""The length of a manifest's first line, which holds its version and checksum."""
 
 _GENERATION = re.compile(rb'"generation":"([0-9a-f]{32})"')
 

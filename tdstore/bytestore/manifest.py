@@ -62,7 +62,7 @@ class LeafRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     shape: tuple[int, ...]
     extents: int = 0
     fill: Any = 0
-    """As `values.encode_value` has it."""
+    """The fill value, as `values.encode_value` encodes it."""
 
 
 class Retired(msgspec.Struct, frozen=True, array_like=True):

@@ -48,7 +48,7 @@ Block = tuple[int, int]
 """An object, and the number of a block of its checksums."""
 Rounds = Generator[list[Range], Sequence[Buffer], None]
 Targets = Mapping[int, memoryview]
-"""Where the bytes of ranges go, by the places at which these begin."""
+"""The memory that ranges are read into, by the offset at which each begins."""
 
 
 class Check(enum.Enum):

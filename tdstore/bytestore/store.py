@@ -62,7 +62,7 @@ class Limits(NamedTuple):
     buffer_bytes: int
     """Writes that are in memory before they are put."""
     max_bytes: int | None
-    """What the store may declare; None: anything."""
+    """The most bytes that the store may declare; None: any number."""
 
 
 class ByteStore(CheckedStore[Leaf]):

@@ -70,7 +70,7 @@ class View:
         self.header = header
         self.check = check
         self.nbytes = nbytes
-        """Of the manifest."""
+        """Bytes of the manifest."""
         self.wary = wary
         self.memory: Mapping[int, Bytes] = {}
         self._tips = dict(tips or {})
@@ -262,7 +262,7 @@ class _Target:
     out: Tensor | None
     shape: tuple[int, ...]
     path: Path | None = None
-    """Of the small leaf that is to be gathered from."""
+    """The path of the small leaf to gather rows from."""
     value: Tensor | None = None
 
 

@@ -29,7 +29,7 @@ ALIGN = 64
 MIN_OBJECT = 8 << 20
 """Objects are not made smaller than this to put more of them at once."""
 _OVERHEAD = 512
-"""What a buffered write costs beside its bytes."""
+"""Bytes of memory that a buffered write takes beside its value."""
 
 
 def flat_bytes(value: Tensor) -> Bytes:

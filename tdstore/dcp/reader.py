@@ -24,7 +24,7 @@ from .document import KEY, Document, PartRecord, Stored, leaf_path, read_documen
 from .places import Places
 
 _BATCH_BYTES = 256 << 20
-"""Of one read of a part."""
+"""The most bytes of one read of a part."""
 _THREADS = 8
 """Parts that are read at the same time."""
 

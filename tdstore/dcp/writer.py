@@ -33,7 +33,7 @@ from .document import KEY, PartRecord, Stored, leaf_path, make_document, read_do
 from .places import Places
 
 _BATCH_BYTES = 64 << 20
-"""Of copies on the CPU that wait for one write."""
+"""The most bytes of copies on the CPU that wait for one write."""
 
 
 class _Part(NamedTuple):

@@ -26,7 +26,7 @@ class Zipped(NamedTuple):
 
 
 Term = int | range | Tensor | Zipped
-"""What is selected of one source dimension: one position, a range, rows (1-D), or its part of zipped positions."""
+"""The selection of one source dimension: one position, a range, rows (1-D), or its part of zipped positions."""
 
 
 class Axis(NamedTuple):

@@ -12,7 +12,7 @@ from tdstore.errors import BatchSizeError, DimensionError, InvalidArgumentError,
 from tdstore.types import IndexType
 
 LENGTHS: tuple[Any, ...] = (int, torch.SymInt)
-"""What a length is: symbolic ones are those of a program that torch traces."""
+"""The types of a length; torch uses symbolic ones while it traces a program."""
 
 
 def as_size(value: Any) -> torch.Size:

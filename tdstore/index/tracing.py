@@ -37,7 +37,7 @@ def fake_mode() -> bool:
 
 class _Mapping:
     depth = 0
-    """How deep in `torch.vmap` the code is that torch.compile traces, which cannot ask torch itself."""
+    """The depth of nested `torch.vmap` calls in the code that torch.compile traces, which cannot ask torch."""
 
 
 class mapping:  # noqa: N801  # read as a word: `with mapping():`

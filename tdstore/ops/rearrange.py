@@ -30,7 +30,7 @@ class Padding:
     source: tuple[slice, ...]
     """The old rows that stay."""
     where: tuple[slice, ...]
-    """Where they go."""
+    """The positions of the old rows in the result."""
     value: float
 
     @classmethod

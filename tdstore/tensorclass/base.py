@@ -39,7 +39,7 @@ from tdstore.tensorclass.fields import (
     unset,
     unwrapped,
 )
-from tdstore.tensorclass.protocols import DeclaredFields, cast_back, follow_protocols
+from tdstore.tensorclass.protocols import DeclaredFields, cast_back, set_dataclass_attributes
 from tdstore.tensorclass.static import Fields, Surface
 from tdstore.tensorclass.surface import OnClass, again, flatten, install, late, unflatten
 from tdstore.tensordicts.base import TensorDictBase
@@ -146,7 +146,7 @@ class TensorClass(Surface, metaclass=Fields):
             *({n for n, v in vars(base).items() if hasattr(v, "__set__")} for base in _above(cls))
         )
         cls._post = hasattr(cls, "__post_init__")
-        follow_protocols(cls, TensorClass)
+        set_dataclass_attributes(cls, TensorClass)
         register(cls)
         if cls not in pytree.SUPPORTED_NODES:
             pytree._private_register_pytree_node(cls, flatten, unflatten)

@@ -22,8 +22,8 @@ class _Factory:
         return "<factory>"
 
 
-def follow_protocols(cls: Any, root: Any) -> None:
-    """Set the attributes of a class that code for dataclasses reads.
+def set_dataclass_attributes(cls: Any, root: Any) -> None:
+    """Set the attributes that code for dataclasses reads on a class.
 
     Args:
         cls: a class that was declared.
@@ -31,9 +31,8 @@ def follow_protocols(cls: Any, root: Any) -> None:
     """
     cls.__signature__ = _signature(cls) if cls.__init__ is root.__init__ else None
     cls.__expected_keys__ = set(cls._plan.names)
-    if not isinstance(
-        vars(cls)["__dataclass_fields__"], DeclaredFields
-    ):  # else it was declared before, with other flags
+    declared = vars(cls)["__dataclass_fields__"]
+    if not isinstance(declared, DeclaredFields):  # one that is was set by a declaration with other flags
         cls.__dataclass_fields__ = cls._fields_of(cls)
     cls._own_setter = cls.__setattr__ is not root.__setattr__
     if cls._flags.frozen and "__hash__" not in vars(cls):
@@ -41,7 +40,7 @@ def follow_protocols(cls: Any, root: Any) -> None:
 
 
 class DeclaredFields:
-    """`__dataclass_fields__`: of a class its fields; of an object what `dataclasses.replace` passes on, too."""
+    """`__dataclass_fields__`: the fields of a class; for an object, also what `dataclasses.replace` passes on."""
 
     def __init__(self, cls: Any) -> None:
         self._passed: dict[str, Field[Any]] = dict(cls.__dataclass_fields__)
@@ -54,7 +53,7 @@ class DeclaredFields:
         return self.of(obj, owner)
 
     def of(self, obj: Any, owner: Any) -> dict[str, Field[Any]]:
-        """Return those of an object."""
+        """Return the fields of an object."""
         return self._passed
 
 

@@ -99,8 +99,8 @@ def _method(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(fn)(call)
 
 
-def unclassed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Forward a method whose results stay containers without a class."""
+def forwarded_unwrapped(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Forward a method whose results are plain containers, not wrapped in the class."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         made = getattr(self._tensordict, name)(*map(bare, args), **kwargs)

@@ -15,7 +15,7 @@ from tdstore.tensorclass.base import TensorClass
 from tdstore.tensorclass.fields import FieldAccess, Flags, named
 from tdstore.tensorclass.protocols import DeclaredFields
 from tdstore.tensorclass.static import FieldsByName
-from tdstore.tensorclass.surface import again, forwarded, unclassed
+from tdstore.tensorclass.surface import again, forwarded, forwarded_unwrapped
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
 from tdstore.tensordicts.resident.tensordict import TensorDict
@@ -36,11 +36,11 @@ class _EntryAccess(FieldAccess):
         return td[self.name]
 
 
-class _FieldsThatAreSet(DeclaredFields):
-    """The fields of a class; of an object, those that it has: `asdict` and `replace` pass over the rest."""
+class PresentFields(DeclaredFields):
+    """The fields of a class; of an object, those that it has: `asdict` and `replace` leave out the others."""
 
     def of(self, obj: Any, owner: Any) -> dict[str, Any]:
-        """Return those of an object."""
+        """Return the fields that an object has."""
         td, names = obj._tensordict, owner._field_names
         return {name: f for name, f in self._passed.items() if name not in names or td._kind(name) is not None}
 
@@ -77,7 +77,7 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
     __optional_keys__: ClassVar[frozenset[str]] = frozenset()
     __expected_keys__: ClassVar[frozenset[str]] = frozenset()
     _access = _EntryAccess
-    _fields_of = _FieldsThatAreSet
+    _fields_of = PresentFields
     _by_name = True
     _open = True
 
@@ -210,9 +210,8 @@ MutableMapping.register(TypedTensorDict)
 # Where a tensorclass has a way of its own, since its fields are all there is to it, this is a TensorDict.
 for _name in ("get", "set", "update", "replace", "select", "to_dict", "_assign"):
     setattr(TypedTensorDict, _name, forwarded(_name, inspect.getattr_static(TensorDict, _name), TensorDict))
-# What is compared or reduced has no values of the fields any more.
-for _name in (
-    "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __or__ __xor__ all any sum mean prod nansum nanmean std var max min amax"
-    " amin cummax cummin quantile"
-).split():
-    setattr(TypedTensorDict, _name, unclassed(_name, inspect.getattr_static(TensorDict, _name)))
+# The results of comparisons and reductions no longer hold values of the fields.
+_COMPARISONS = "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __or__ __xor__".split()
+_REDUCTIONS = "all any sum mean prod nansum nanmean std var max min amax amin cummax cummin quantile".split()
+for _name in _COMPARISONS + _REDUCTIONS:
+    setattr(TypedTensorDict, _name, forwarded_unwrapped(_name, inspect.getattr_static(TensorDict, _name)))

@@ -2,8 +2,8 @@
 
 python -m tests.sweep.running [CONTAINER ...] [GROUP ...] [/REGEX ...] [-v]
 
-It is run by hand: all of it takes ten minutes. What it finds is mended, with a test in tests/differential, or told on
-the page of differences, with a claim in tests/porting and a row in told.py. For each container it prints how many
+It is run by hand: all of it takes ten minutes. What it finds is mended, with a test in tests/differential, or stated on
+the page of differences, with a claim in tests/porting and a row in documented.py. For each container it prints how many
 calls there are, how many give the same, how many differ for a reason that the page gives, how many the peer fails or
 refuses, and how many are left: those that differ, and those that the page tells without a reason that all users accept
 (`-v` lists both). The percentage is of the calls that give the same among these and what is left.
@@ -33,7 +33,7 @@ from .calls import CALLS, START
 from .calls_kept import KEPT
 from .calls_more import MORE
 from .containers import MAKE, PLACES
-from .told import told
+from .documented import documented
 
 ALL = {**CALLS, **MORE, **KEPT}
 
@@ -161,9 +161,9 @@ def counted(place: str, group: str, match: list[str], total: Counter[str]) -> No
             kind, found = "differs", [f"HARNESS {type(error).__name__}: {error}"]
         finally:
             signal.alarm(0)
-        row = told(call, place, found) if kind == "differs" else None
+        row = documented(call, place, found) if kind == "differs" else None
         if row is not None:
-            kind = "left" if row.weak else "told"
+            kind = "left" if row.weak else "documented"
             total[f"  {row.words}"] += 1
         total[kind] += 1
         if kind == "differs" or match or ("-v" in sys.argv and row is not None):
@@ -172,7 +172,7 @@ def counted(place: str, group: str, match: list[str], total: Counter[str]) -> No
                 print("      ", line[:300])
 
 
-COLUMNS = ("alike", "told", "peer fails", "left", "differs")
+COLUMNS = ("alike", "documented", "peer fails", "left", "differs")
 
 
 def summary(total: Counter[str]) -> str:

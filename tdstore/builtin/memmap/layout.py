@@ -61,7 +61,7 @@ class LeafFile:
     packed: bool
     """Its file holds other leaves, too."""
     offset: int
-    """Where it begins in its file."""
+    """The byte of its file at which the leaf begins."""
     temp: str | None
     """Name in the root while it is not part of the store yet."""
     sums: Sums | None

@@ -45,7 +45,7 @@ class Contents:
     header: Header
     leaves: list[LeafFile]
     nbytes: int
-    """Of all leaves."""
+    """Bytes of all leaves together."""
     whole: int
     """Leaves of up to so many bytes are compared whole when they are opened."""
 

@@ -24,13 +24,13 @@ from tdstore.storekit.session import FileParts
 
 ALIGN = 64
 _BLOCK_ID = b"td"
-"""Of the extra field that aligns an entry."""
+"""The id of the extra field that aligns an entry."""
 _LOCAL = 30
 _ZIP64 = 20
 CRC_AT = 14
-"""Where the CRC-32 is in a local header."""
+"""The offset of the CRC-32 in a local header."""
 DESCRIPTOR = 0x8
-"""Of the flags of an entry whose CRC-32 stands behind its data instead, which no reader checks."""
+"""The flag of an entry whose CRC-32 follows its data; no reader checks that one."""
 
 
 def new_info(name: str, nbytes: int, at: int) -> tuple[zipfile.ZipInfo, int]:
@@ -89,10 +89,10 @@ class ArchiveFiles:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.fd = -1
-        """Of the published archive."""
+        """The descriptor of the published archive."""
         self.folder = -1
         self.new = -1
-        """Of the one that is being built."""
+        """The descriptor of the archive that is being built."""
         self.temp: str | None = None
         self.made: list[str] = []
         """Folders that were made on the way to an archive that is not published yet."""

@@ -37,7 +37,7 @@ def load_document(engine: Engine, url: str) -> tuple[Document, ManifestState]:
 
 
 def maintain(publisher: Publisher, change: Change) -> tuple[Document, ManifestState]:
-    """Apply a change to the manifest that is there, whoever put it.
+    """Apply a change to the current manifest, whichever writer put it.
 
     Raises:
         ConflictError: other writers replaced the manifest again and again.

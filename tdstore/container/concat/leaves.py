@@ -16,8 +16,8 @@ from tdstore.errors import CorruptStoreError
 from tdstore.types import LeafSpec, Path, StoreIndex, path_text
 
 Role = Literal["rows", "spans", "offsets", "text", "unbatched"]
-"""What a leaf is for: rows of an entry; places of the rows of a nested tensor; places of values per row, and the bytes
-of these; or a tensor without rows, which all places share."""
+"""The purpose of a leaf: rows of an entry; places of the rows of a nested tensor; places of values per row, and the
+bytes of these; or a tensor without rows, which all places share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +27,25 @@ class Part:
     place: int
     """The number of the place."""
     length: int
-    """How many rows it has."""
+    """The number of its rows."""
     held: Tensor | None = None
     """The rows themselves, where the place has them in its header."""
     before: int = 0
-    """Of offsets: how many elements the earlier places have, in the leaf that the offsets point at."""
+    """For offsets: the number of elements that the earlier places have in the leaf that the offsets point into."""
     room: int = 0
-    """Of offsets: how many elements this place has there."""
+    """For offsets: the number of elements that this place has in that leaf."""
     mark: int = 0
-    """Of text: the epoch that the header was written with."""
+    """For text: the epoch that the header was written with."""
 
 
 class Piece(NamedTuple):
-    """What an index names in one part."""
+    """The rows of one part that an index selects."""
 
     part: Part
     local: StoreIndex
     """In the leaf of that place."""
     positions: slice | Tensor
-    """Where in the result its rows come."""
+    """The positions of its rows in the result."""
 
 
 class ConcatLeaf:

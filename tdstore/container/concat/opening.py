@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _BACKEND = Backend(
     name="concat", opener="tdstore:concat", summary="several datasets read as one", caps=Cap.PARTIAL_READ
 )
-"""What handles of concatenated places say that they are. It is not in the registry: no location leads to it."""
+"""The backend that handles of concatenated places name. It is not in the registry: no location leads to it."""
 
 
 class ConcatHandle(StoreHandle):

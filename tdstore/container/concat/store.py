@@ -33,13 +33,13 @@ class _Wanted(NamedTuple):
     """A request to one place, and what it is for."""
 
     number: int
-    """Of the request to the whole; -1: the head of a text, which is compared."""
+    """The number of the request; -1: a read of a text's head, for comparison."""
     piece: Piece
     read: Read
 
 
 class _Lanes(NamedTuple):
-    """What the reads of one process run in."""
+    """The threads in which the reads of one process run."""
 
     pid: int
     threads: ThreadPoolExecutor

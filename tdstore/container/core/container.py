@@ -62,7 +62,7 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
     _params_class: ClassVar[Any]
     """The container that is a `torch.nn.Module`; set by its module."""
     _on_redis: ClassVar[Callable[[Any, Any], Any]]
-    """What was saved on a redis server, and where its reads land, as a `TensorDictStore`; set by the module of that."""
+    """Makes a `TensorDictStore` of a container on a redis server and the device of its reads; set by its module."""
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -85,6 +85,14 @@ class Primitives(OpsBase):
     def _leaf_shape(self, key: str) -> torch.Size:
         """Return the shape of a first-level LEAF."""
 
+    def is_shared(self) -> bool:
+        """Check whether other processes of this machine see writes to the leaves."""
+        raise NotImplementedError
+
+    def _leaf_facts(self, key: str) -> LeafFacts:
+        """Return the facts of a first-level LEAF, without reading it."""
+        raise NotImplementedError
+
     def _leaf_layout(self, key: str) -> torch.layout:
         """Return the memory layout of a first-level LEAF: dense in every store."""
         return torch.strided

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tdstore.container.core.container import Container
-from tdstore.container.core.primitives import LeafFacts
 from tdstore.container.display.html import html
 from tdstore.container.display.text import text
 from tdstore.errors import StoreClosedError
@@ -13,14 +12,6 @@ class ReprMixin(Container):
     """`repr(td)`."""
 
     __slots__ = ()
-
-    def is_shared(self) -> bool:
-        """Check whether other processes of this machine see writes to the leaves."""
-        raise NotImplementedError
-
-    def _leaf_facts(self, key: str) -> LeafFacts:
-        """Return what a leaf is, without reading it."""
-        raise NotImplementedError
 
     def _dataset_lines(self) -> list[str]:
         """Return the lines that a class adds about its dataset, below the other lines of a level."""

@@ -33,7 +33,7 @@ from tdstore.types import LeafSpec, Path, Read, Write
 BACKEND = Backend(
     name="build", opener="tdstore:build", summary="parts of an unfinished build", caps=Cap.PARTIAL_READ | Cap.PERSISTENT
 )
-"""What handles of parts say that they are. It is not in the registry: no location leads to it."""
+"""The backend that handles of parts name. It is not in the registry: no location leads to it."""
 _VALUES = PARTS + "values.json"
 _BLOCK = 32 << 20
 

@@ -46,7 +46,7 @@ class _Entry:
 
 _open: OrderedDict[str, _Entry] = OrderedDict()
 _inherited: list[_Entry] = []
-"""What the process that this one was forked from has open: not ours to close."""
+"""Datasets that the parent of this forked process opened: this process does not close them."""
 _guard = threading.Lock()
 _registered_in = 0
 

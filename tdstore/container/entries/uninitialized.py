@@ -135,7 +135,7 @@ class MappedUneven(UninitializedBuffer):
 
 
 _DESCRIPTIONS = {vars(torch._C.TensorBase)[name].__get__ for name in ("device", "dtype", "requires_grad", "layout")}
-"""What printing and copying of containers asks a tensor for."""
+"""The attributes of a tensor that printing and copying of containers read."""
 
 
 def stack_uninitialized(column: Sequence[Any]) -> Tensor:

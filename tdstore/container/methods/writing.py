@@ -584,7 +584,7 @@ def take_back(made: list[tuple[Any, list[str]]]) -> None:
 
 
 class How(NamedTuple):
-    """How an update is meant."""
+    """The options of an update."""
 
     clone: bool
     inplace: bool

@@ -436,8 +436,7 @@ class NamedStorageMixin(Container):
         if self._device is not None and self._device.type == "cuda":
             return self
         stored = isinstance(self, Container._stored_class)
-        node: Any = self
-        if not stored and node.is_shared():
+        if not stored and self.is_shared():
             return self.lock_()  # other processes have this memory, and go on seeing what is written
         alias = self._state & ALIAS
         if not stored and (alias or any(leaf.requires_grad for leaf in self._leaf_list())):

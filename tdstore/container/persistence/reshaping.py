@@ -25,7 +25,7 @@ from tdstore.store import Cap
 from tdstore.types import LeafSpec, NestedKey, Path, Read, StoreIndex, Write, path_text
 
 BLOCK_BYTES = 32 << 20
-"""What is in memory at a time, unless a single row is larger."""
+"""The most bytes in memory at a time, unless a single row is larger."""
 
 
 class Change(NamedTuple):

@@ -109,7 +109,7 @@ def copy_dataset(
 
 
 class Source:
-    """What is copied: records and leaves to choose from, and how their data is read."""
+    """The source of a copy: its records, its leaves, and how their data is read."""
 
     def __init__(
         self, src: Any, storage: Storage, options: Mapping[str, Any], keys: Any, rules: Rules, verify: bool

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tdstore.values import JSON
 
 STACK_KIND = "LazyStackedTensorDict"
-"""How the header calls the groups that are lazy stacks, whose own groups are the elements."""
+"""The `kind` of a lazy stack's group in the header; the groups below it are its elements."""
 
 _PLAINEST = (str, int, float, bool, type(None))
 

@@ -106,7 +106,7 @@ class Refused:
 
     @property
     def why(self) -> str:
-        """What is wrong with it."""
+        """The reason why the entry cannot be read."""
         return str(self.record["refused"])
 
 

@@ -87,7 +87,7 @@ class StoreHandle:
         self._failed = False
         """Whether a part of the present change failed."""
         self._generation: object = None
-        """Of the store, before its catalogue was last read; None if nobody asked yet, or nobody can tell."""
+        """The store's generation before its catalogue was last read; None if it is not known."""
         self.blank: bool | None = None
         """Whether an allocated dataset had no rows written at the last commit; None for one that was not allocated."""
         self.backend = backend

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tdstore.container.values.nontensor import NonTensor
 
     class Movable(Protocol):
-        """What the methods of shapes stand on."""
+        """The methods that those of shapes call."""
 
         def move(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> NonTensor:
             """Apply a shape operation of tensors to the batch."""

@@ -32,7 +32,7 @@ class Tree:
     entries: dict[str, Any] = field(default_factory=dict)
     """Tensors, wrapped values, and trees."""
     typed: tuple[str, tuple[str, ...]] | None = None
-    """Of a tensorclass: its name, and the fields that are None."""
+    """For a tensorclass: its name, and the fields that are None."""
     declared: bool = False
     """Whether the level lists its values that are not tensors, so that an unlisted one is missing."""
 
@@ -64,7 +64,7 @@ def _is_field(tree: Tree, value: Any) -> bool:
 
 
 def _is_value(note: Mapping[str, Any]) -> bool:
-    """Check whether metadata is that of a single value; that of a tensorclass has the values of all fields."""
+    """Check whether metadata describes a single value, not a tensorclass, which lists the values of all fields."""
     return "_is_non_tensor" in note.get("_non_tensor", ())
 
 

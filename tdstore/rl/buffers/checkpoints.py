@@ -181,7 +181,7 @@ class TensorStorageCheckpointer:
 
 
 class ListStorageCheckpointer(TensorStorageCheckpointer):
-    """What does so for lists."""
+    """Writes and reads checkpoints of list storages."""
 
 
 class Checkpointed:

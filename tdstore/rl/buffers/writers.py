@@ -112,7 +112,7 @@ class Writer(ABC):
         """
 
     def check_file(self, path: str | os.PathLike[str], capacity: int | None) -> None:
-        """Check the state in a folder, as `check_state`; that of a writer with files of its own is not looked at."""
+        """Check the state in a folder, as `check_state` does, except that of a writer with its own files."""
         if type(self).loads is Writer.loads:
             self.check_state(self._read(path), capacity)
 

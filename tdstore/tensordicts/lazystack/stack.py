@@ -210,7 +210,7 @@ class LazyStackedTensorDict(LazyOps):
     def __reduce__(self) -> tuple[Any, ...]:
         if is_one_buffer(self):
             return reduced(self)
-        own = bool(self._state & 1)
+        own = bool(self._state & LOCKED)
         return pickling.rebuild, (
             "LazyStackedTensorDict",
             self._tds,

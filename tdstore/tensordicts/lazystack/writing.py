@@ -571,7 +571,7 @@ class LazyWrites(LazyTree):
         locked = other.is_locked
         self._tds = list(parts)
         self._binding = getattr(other, "_binding", None)
-        self._state, self._parents = other._state & ~1, None
+        self._state, self._parents = other._state & ~LOCKED, None
         return self.lock_() if locked else self
 
     # -- plans of a store over elements of it --------------------------------------------------
