@@ -15,6 +15,7 @@ import torch
 
 from tdstore import TensorDict
 from tdstore.errors import InvalidTypeError, KeyNotFoundError, OutOfRangeError
+from tdstore.rl.storages.indices import is_key
 from tdstore.rl.storages.lists import stacked
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
 
@@ -123,13 +124,6 @@ class RowAccess(ABC):
             if self._storage.ndim == 1 and count > len(self._storage):
                 raise OutOfRangeError(f"{count} rows are to be written, and this buffer has {len(self._storage)}")
             self[:count] = data
-
-
-def is_key(index: Any) -> bool:
-    """Check whether an index names an entry."""
-    return isinstance(index, str) or (
-        isinstance(index, tuple) and bool(index) and all(isinstance(part, str) for part in index)
-    )
 
 
 def rows_first(data: Any, dim: int) -> Any:

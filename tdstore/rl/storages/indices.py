@@ -92,7 +92,9 @@ def select(index: Any, length: int, inner: tuple[int, ...], what: str) -> Select
             raise OutOfRangeError(f"index {number} is out of range: {what}")
         row = number % length
         return Selection(slice(row, row + 1), None, inner, single=True)
-    if index is Ellipsis or index is None:
+    if index is None:
+        return _over_dimensions((None,), length, inner, what)
+    if index is Ellipsis:
         index = slice(None)
     if isinstance(index, slice):
         start, stop, step = index.indices(length)
@@ -149,17 +151,29 @@ def _over_dimensions(index: tuple[Any, ...], length: int, inner: tuple[int, ...]
     return Selection(None, picked.reshape(-1), picked.shape)
 
 
-def goes_into_rows(index: tuple[Any, ...], ndim: int) -> bool:
-    """Check whether an index has more terms than there are dimensions of slots."""
-    return len(index) > ndim and not any(term is Ellipsis or term is None for term in index)
+def is_key(index: Any) -> bool:
+    """Check whether an index names an entry."""
+    return isinstance(index, str) or (
+        isinstance(index, tuple) and bool(index) and all(isinstance(part, str) for part in index)
+    )
 
 
-def into_rows(get: Callable[[Any], D], index: tuple[Any, ...], ndim: int, what: str) -> D:
-    """Read rows by the first terms of an index, and apply the other terms to each row.
+def goes_into_rows(index: Any, ndim: int) -> bool:
+    """Check whether an index names an entry, or has more terms than there are dimensions of slots."""
+    if not isinstance(index, tuple):
+        return isinstance(index, str)
+    return is_key(index) or (len(index) > ndim and not any(term is Ellipsis or term is None for term in index))
+
+
+def into_rows(get: Callable[[Any], D], index: Any, ndim: int, what: str) -> D:
+    """Read rows by the first terms of an index, and apply the other terms to each row; of a key, its entry of all rows.
 
     Raises:
         IndexError: the rows have fewer dimensions.
     """
+    if is_key(index):
+        entry: D = get(slice(None))[index]  # type: ignore[index]
+        return entry
     first, rest = index[:ndim], index[ndim:]
     plain = all(isinstance(term, slice) or is_int(term) for term in first)
     found = get(first[0] if ndim == 1 else first) if plain else get(slice(None))

@@ -22,7 +22,7 @@ from tdstore.interop import from_tensordict
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.indices import as_ints, is_int, select
 from tdstore.rl.storages.state import Ints
-from tdstore.rl.storages.structure import is_container, is_foreign
+from tdstore.rl.storages.structure import is_container, is_foreign, length_of
 from tdstore.values import decode_value, encode_value
 
 if TYPE_CHECKING:
@@ -350,6 +350,20 @@ def _is_state(item: dict[Any, Any]) -> bool:
 
 def _copied(item: Any) -> Any:
     return item.clone() if isinstance(item, Tensor) else item
+
+
+def leading(data: Any, ndim: int) -> tuple[int, ...]:
+    """Return the first `ndim` dimensions of rows that are to be written.
+
+    Raises:
+        RuntimeError: there are no rows, or they have fewer dimensions.
+    """
+    lead = length_of(data, ndim)
+    if not lead or not lead[0]:
+        raise InvalidStateError("there are no rows in the data that is to be written")
+    if len(lead) < ndim:
+        raise BatchSizeError(f"the data has the leading shape {list(lead)}, and slots have {ndim} dimensions")
+    return lead
 
 
 def stacked(items: Sequence[Any]) -> Any:

@@ -35,7 +35,7 @@ from tdstore.rl.storages.indices import (
     select,
     visible,
 )
-from tdstore.rl.storages.lists import stacked
+from tdstore.rl.storages.lists import leading, stacked
 from tdstore.rl.storages.state import Ints, State
 from tdstore.rl.storages.structure import (
     Column,
@@ -201,7 +201,7 @@ class TabularStorage(Storage):
     def check_rows(self, data: Any) -> None:
         """Check that `append` takes rows, without writing them. Columns of strings are widened for longer ones."""
         with self._alone():
-            lead = length_of(data, self.ndim)
+            lead = leading(data, self.ndim)
             if self._table is None:
                 self._structure_of(data, lead)
             else:
@@ -314,9 +314,7 @@ class TabularStorage(Storage):
         """
         if isinstance(data, list):
             data = stacked(data)
-        lead = length_of(data, self.ndim)
-        if not lead or not lead[0]:
-            raise InvalidStateError("there are no rows in the data that is to be written")
+        lead = leading(data, self.ndim)
         with self._alone():
             fresh = self._table is None
             try:
@@ -400,7 +398,7 @@ class TabularStorage(Storage):
     def _set_rows(self, cursor: Any, data: Any, *, single: bool, set_cursor: bool) -> None:
         lead = length_of(data, self.ndim - single) if self.ndim > single else ()
         rows = self._rows(cursor, data, lead)
-        if not single and len(rows) != (lead[0] if lead else -1):
+        if not single and (len(lead) < self.ndim or len(rows) != lead[0]):
             raise BatchSizeError(f"{len(rows)} rows are to be written, and the data has {list(lead)}")
         values = self._prepare(data, lead)
         table, state = self._ready(), self._state
@@ -502,13 +500,13 @@ class TabularStorage(Storage):
         return f"{len(self)} of {self.max_size} slots of this {type(self).__name__} are written"
 
     def get(self, index: Any) -> Any:
-        """Read rows. An int and a slice return views if the storage has live tensors.
+        """Read rows, or the entry of all rows that a key names. Ints and slices return views of live tensors.
 
         Terms of a tuple beyond the dimensions of slots index those of a row.
         """
         with self._lock:
             table = self._ready()
-            if isinstance(index, tuple) and goes_into_rows(index, self.ndim):
+            if goes_into_rows(index, self.ndim):
                 return into_rows(self.get, index, self.ndim, self._what())
             return self._picked(table, select(index, self._state.length, table.inner, self._what()))
 

@@ -11,6 +11,7 @@ import torch
 import tdstore
 from tdstore import unwrap_tensorclass
 from tdstore.errors import InvalidArgumentError, KeyNotFoundError
+from tdstore.rl.storages.indices import is_key
 from tdstore.rl.trees import links, maps
 from tdstore.rl.trees.assembly import Plan, Planner
 from tdstore.rl.trees.links import Key
@@ -309,10 +310,6 @@ def _keys(argument: str, value: Any) -> tuple[Key, ...]:
         ValueError: neither.
     """
     keys = [value] if isinstance(value, (str, tuple)) else value
-    if not isinstance(keys, list) or not all(_is_key(key) for key in keys):
+    if not isinstance(keys, list) or not all(is_key(key) for key in keys):
         raise InvalidArgumentError(f"{argument} is a key or a list of keys, not {value!r}")
     return tuple(tdstore.unravel_key(key) for key in keys)
-
-
-def _is_key(key: Any) -> bool:
-    return isinstance(key, str) or (isinstance(key, tuple) and bool(key) and all(isinstance(k, str) for k in key))

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from tdstore import TensorDict
-from tdstore.rl import LazyStorage, LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
+from tdstore.rl import (
+    LazyMemmapStorage,
+    LazyStorage,
+    LazyTensorStorage,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictReplayBuffer,
+)
 from tests.rl.places import kinds, maker
 
 ENVS, STEPS = 4, 5
@@ -120,3 +127,19 @@ def test_further_terms_of_an_index_go_into_dicts_and_tensors():
     assert torch.equal(tensors.get((slice(2), 1, 0)), whole[:2, 1, 0]) and tensors.get((3, -1, 1)) == 23
     with pytest.raises(IndexError, match="4 terms for slots of 2 dimensions"):
         tensors.get((0, 0, 0, 0))
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
+def test_data_with_fewer_dimensions_than_slots_is_refused(make):
+    storage = make(16, ndim=2)
+    rb = TensorDictReplayBuffer(storage=storage, dim_extend=0)
+    few = TensorDict({"a": torch.arange(4)}, [4])
+    with pytest.raises(RuntimeError, match=r"leading shape \[4\]"):
+        rb.extend(few)
+    assert not storage.initialized
+    rb.extend(TensorDict({"a": torch.arange(8).view(2, 4)}, [2, 4]))
+    with pytest.raises(RuntimeError, match=r"leading shape \[4\]"):
+        rb.extend(few)
+    with pytest.raises(RuntimeError, match=r"the data has \[4\]"):
+        storage.set(range(4), few)
+    assert storage.shape == (2, 4) and storage[:]["a"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
