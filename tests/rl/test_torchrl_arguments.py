@@ -245,3 +245,36 @@ def test_defaults_of_arguments_that_are_not_supported_are_taken():
     RoundRobinWriter(track_generations=False), PrioritizedSampler(4, 0.5, 0.5, device="cpu")
     SliceSampler(slice_len=2, step_key="step"), SliceSamplerWithoutReplacement(slice_len=2, init_key=None)
     SamplerWithoutReplacement()
+
+
+@pytest.mark.parametrize(("package", "collection"), BOTH, ids=["torchrl", "ours"])
+def test_storages_are_read_by_keys_and_by_none(package, collection):
+    storage = package.LazyTensorStorage(5)
+    storage.set(range(3), collection({"a": torch.arange(3), "n": {"b": torch.zeros(3, 2)}}, [3]))
+    assert storage.get("a").tolist() == storage["a"].tolist() == [0, 1, 2]
+    assert storage["n", "b"].shape == (3, 2)
+    assert storage.get(None).batch_size == (1, 3)
+    with pytest.raises(KeyError):
+        storage["missing"]
+
+
+@pytest.mark.parametrize(("package", "collection"), BOTH, ids=["torchrl", "ours"])
+@pytest.mark.parametrize("sampler", ["RandomSampler", "SamplerWithoutReplacement"])
+def test_priorities_of_a_sampler_without_them_are_no_error(package, collection, sampler):
+    parts = {"storage": package.LazyTensorStorage(5), "sampler": getattr(package, sampler)()}
+    buffer = package.TensorDictReplayBuffer(**parts, batch_size=2)
+    buffer.extend(collection({"a": torch.arange(4)}, [4]))
+    buffer.update_tensordict_priority(buffer.sample())
+    assert sorted(buffer[:]["a"].tolist()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("package", "collection"), BOTH, ids=["torchrl", "ours"])
+def test_parts_that_are_replaced_are_returned(package, collection):
+    buffer = package.TensorDictReplayBuffer(storage=package.LazyTensorStorage(5), batch_size=2)
+    storage, sampler, writer = buffer.storage, buffer.sampler, buffer.writer
+    assert buffer.set_sampler(package.SamplerWithoutReplacement()) is sampler
+    assert buffer.set_writer(package.TensorDictRoundRobinWriter()) is writer
+    assert buffer.set_storage(package.LazyTensorStorage(7)) is storage and buffer.storage.max_size == 7
+    if package is tdstore.rl:  # torchrl's writer goes on with the old storage
+        buffer.extend(collection({"a": torch.arange(3)}, [3]))
+        assert len(buffer) == 3 and len(storage) == 0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tdstore.errors import InvalidArgumentError, InvalidStateError
-from tdstore.rl.buffers.access import RowAccess, is_key, rows_first
+from tdstore.rl.buffers.access import RowAccess, rows_first
 from tdstore.rl.buffers.checkpoints import Resumable
 from tdstore.rl.buffers.parts import (
     asked_size,
@@ -41,6 +41,7 @@ from tdstore.rl.buffers.samplers import ConsumingSampler, RandomSampler, Sampler
 from tdstore.rl.buffers.slices import SliceSampler
 from tdstore.rl.buffers.writers import RoundRobinWriter, Writer
 from tdstore.rl.storages.base import Storage
+from tdstore.rl.storages.indices import is_key
 from tdstore.rl.storages.lists import ListStorage
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
 
@@ -222,26 +223,31 @@ class ReplayBuffer(RowAccess, Resumable):
         elif generator is not None:
             self._sampler._rng = generator
 
-    def set_sampler(self, sampler: Any) -> None:
-        """Sample in another way."""
+    def set_sampler(self, sampler: Any) -> Sampler:
+        """Sample in another way; return the previous sampler."""
         with self._lock:
+            before: Sampler = self._sampler
             self._sampler = made_part("sampler", sampler, RandomSampler, is_sampler)
             self.set_rng(self._generator)
+        return before
 
-    def set_writer(self, writer: Any) -> None:
-        """Write in another way."""
+    def set_writer(self, writer: Any) -> Writer:
+        """Write in another way; return the previous writer."""
         with self._lock:
+            before: Writer = self._writer
             self._writer = made_part("writer", writer, RoundRobinWriter, is_writer)
             self._writer.register_storage(storage_for(self._writer, self._storage))
+        return before
 
-    def set_storage(self, storage: Any, collate_fn: Callable[[Any], Any] | None = None) -> None:
-        """Keep the rows in another storage: those that it has count, and those of the old one are gone.
+    def set_storage(self, storage: Any, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
+        """Keep the rows in another storage, whose rows count; return the previous one.
 
         Args:
             storage: a storage, or a function without arguments that makes one.
             collate_fn: makes a batch of a list of rows; None for the usual way.
         """
         with self._lock:
+            before: Storage = self._storage
             self._storage = made_part("storage", storage, lambda: ListStorage(1000), is_storage)
             self._collate = collate_fn
             self._clear_prefetched()
@@ -250,6 +256,7 @@ class ReplayBuffer(RowAccess, Resumable):
             self._writer.empty()
             self._begin()
             self.set_rng(self._generator)
+        return before
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Call a function with each batch, after those before it.
@@ -408,13 +415,11 @@ class ReplayBuffer(RowAccess, Resumable):
         Raises:
             RuntimeError: there is no batch size, or the sampler has no batches of that size.
         """
-        size = self._batch_size if batch_size is None else batch_size
-        size = asked_size(size, None)
+        size = asked_size(self._batch_size if batch_size is None else batch_size, None)
         with self._lock:
             if not len(self._storage):
                 return False
-            if self._marked or self._follows:
-                self._rank_marked()
+            self._rank_marked()
             return bool(self._sampler.can_sample(storage_for(self._sampler, self._storage), size))
 
     def _sample(self, size: int) -> tuple[Any, dict[Any, Any]]:
@@ -438,14 +443,14 @@ class ReplayBuffer(RowAccess, Resumable):
     def _finished(self, batch: Any, info: dict[Any, Any]) -> Any:
         """Return the result of `sample` for rows: collated, marked, transformed, pinned."""
         listed = isinstance(batch, list)
-        tells = self._described or getattr(self._writer, "tells_index", False)
-        if tells and not listed:  # so that `collate_fn` has the entries, too
+        adds_index = self._described or getattr(self._writer, "adds_index", False)
+        if adds_index and not listed:  # so that `collate_fn` has the entries, too
             describe(batch, info, self._described)
         if self._collate is not None:
             batch = self._collate(batch)
         elif listed:
             batch = collated(batch)
-        if tells and listed:
+        if adds_index and listed:
             describe(batch, info, self._described)
         if self._slices and is_collection(batch):
             mark_pieces(batch, self._sampler, info)
@@ -461,8 +466,7 @@ class ReplayBuffer(RowAccess, Resumable):
             self._fill(size, 1)
         future = self._pending.popleft()
         self._fill(size, self._prefetch)
-        batch, info, ran_out = future.result()
-        self._ran_out = ran_out
+        batch, info, self._ran_out = future.result()
         return batch, info
 
     def _fill(self, size: int, wanted: int) -> None:
@@ -507,10 +511,9 @@ class ReplayBuffer(RowAccess, Resumable):
             raise InvalidStateError("iteration needs batch_size= in the constructor of the buffer")
         while True:
             sampler = self._sampler
-            if isinstance(sampler, Sampler) and not self._pending:
-                left = sampler.batches_left(self._storage, self._batch_size)
-                if left == 0:
-                    return
+            ours = isinstance(sampler, Sampler) and not self._pending
+            if ours and sampler.batches_left(self._storage, self._batch_size) == 0:
+                return
             batch = self.sample()
             yield batch
             done = self._ran_out if self._prefetch else getattr(sampler, "ran_out", False)

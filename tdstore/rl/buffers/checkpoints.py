@@ -159,7 +159,7 @@ def _copy_of(folder: FilePath) -> Any:
 
 
 class Checkpointer(Protocol):
-    """What writes and reads the rows of a checkpoint in place of their storage."""
+    """An object that writes and reads the rows of a checkpoint in place of their storage."""
 
     def dumps(self, storage: Any, path: FilePath) -> None:
         """Write the rows of a storage to a folder."""
@@ -169,7 +169,7 @@ class Checkpointer(Protocol):
 
 
 class TensorStorageCheckpointer:
-    """What writes and reads the rows of a checkpoint in the format of their storage, as buffers do without one."""
+    """A checkpointer that leaves the format to the storage, as a buffer without a checkpointer does."""
 
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> None:
         """Write the rows of a storage to a folder."""

@@ -248,22 +248,22 @@ def written_rows(index: V) -> V:
     return index
 
 
-_SAID = ("priority_weight", "staleness")
+_FACTS = ("priority_weight", "staleness")
 
 
-def describe(batch: Any, info: dict[Any, Any], said: bool) -> None:
+def describe(batch: Any, info: dict[Any, Any], with_facts: bool) -> None:
     """Set the entry "index" of a batch of TensorDicts.
 
     Args:
         batch: what rows are collated to.
         info: what the sampler says of the rows.
-        said: whether the weights or the staleness of the rows are set, too.
+        with_facts: whether the weights or the staleness of the rows are set, too.
     """
     if type(batch) is not TensorDict and (not is_collection(batch) or tdstore.is_tensorclass(batch)):
         return
     index = info["index"]
     batch.set("index", torch.stack(index, -1) if isinstance(index, tuple) else index)
-    for name in _SAID if said else ():
+    for name in _FACTS if with_facts else ():
         if (value := info.get(name)) is not None:
             batch.set(name, value)
 

@@ -15,7 +15,7 @@ from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundEr
 from tdstore.rl.buffers.buffer import ReplayBuffer
 from tdstore.rl.buffers.parts import is_storage, made_part
 from tdstore.rl.buffers.prioritized import PrioritizedSampler, as_numbers, ranked
-from tdstore.rl.buffers.samplers import as_slots
+from tdstore.rl.buffers.samplers import Sampler, as_slots
 from tdstore.rl.buffers.slices import SliceSampler
 from tdstore.rl.buffers.writers import TensorDictRoundRobinWriter, only_collections
 from tdstore.rl.storages.lists import ListStorage
@@ -142,10 +142,14 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def update_tensordict_priority(self, data: Any) -> None:
         """Set the priorities of the rows of a sample, from its entries "index" and `priority_key`.
 
+        A sampler without priorities needs neither entry: nothing is set.
+
         Raises:
             KeyError: one of them is missing. ValueError: a priority is negative or NaN.
         """
         only_collections(data)
+        if type(self._sampler).update_priority is Sampler.update_priority:
+            return
         index, priority = data.get("index", None), data.get(self.priority_key, None)
         if index is None or priority is None:
             missing = "index" if index is None else self.priority_key

@@ -44,7 +44,7 @@ class Writer(ABC):
         (0, 1)
     """
 
-    tells_index = False
+    adds_index = False
     """Whether samples of TensorDicts have the entry "index"."""
 
     def __init__(self, compilable: bool = False) -> None:
@@ -192,7 +192,7 @@ class RoundRobinWriter(Writer):
             index, count = self._foreign
             storage.set(index, data)
             self._foreign = ((index + 1) % storage.max_size, count + 1)
-        _tell(storage, index)
+        _notify(storage, index)
         return index
 
     def extend(self, data: Any) -> Tensor:
@@ -208,7 +208,7 @@ class RoundRobinWriter(Writer):
             only_collections(data)
         if not self._ours:
             index = self._extend_foreign(self.storage, data)
-            _tell(self.storage, index)
+            _notify(self.storage, index)
             return index
         storage = self._storage
         rows = storage.append(data)
@@ -278,7 +278,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
     """
 
     _selective = True
-    tells_index = True
+    adds_index = True
 
     def add(self, data: Any) -> int | Tensor | None:
         """Write one TensorDict at the cursor."""
@@ -394,7 +394,7 @@ class TensorDictMaxValueWriter(Writer):
             self._ranks = ordered
         self._count += n
         made = torch.from_numpy(index)
-        _tell(storage, made[made >= 0])
+        _notify(storage, made[made >= 0])
         return made
 
     def _placed(self, ranks: Any, capacity: int) -> tuple[Ints, Any]:
@@ -440,7 +440,7 @@ def only_collections(data: V) -> V:
     return data
 
 
-def _tell(storage: Any, index: Any) -> None:
-    tell = getattr(storage, "mark_update", None)
-    if tell is not None:
-        tell(index)
+def _notify(storage: Any, index: Any) -> None:
+    """Notify the listeners of a storage, which one of another package may not have, that rows were written."""
+    if hasattr(storage, "mark_update"):
+        storage.mark_update(index)
