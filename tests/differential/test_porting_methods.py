@@ -104,6 +104,39 @@ def emptied(M: Side, **how: object) -> object:
 case("new_zeros with an empty lazy stack, filled later", emptied)
 
 
+# --- values by themselves ---
+def one_value(M: Side) -> object:
+    return M.NonTensorData("x", batch_size=[4, 3])
+
+
+def value_rows(M: Side) -> object:
+    return M.NonTensorStack(M.NonTensorStack("a", "b"), M.NonTensorStack("c", "d"))
+
+
+def named(M: Side, value: object, names: object) -> object:
+    value.names = names
+    return list(value.names), value.tolist()
+
+
+for made in (one_value, value_rows):
+    n = 12 if made is one_value else 4
+    case(f"{made.__name__}: view(size=)", lambda M, f=made, n=n: f(M).view(size=(n,)))
+    case(f"{made.__name__}: permute(dims=)", lambda M, f=made: f(M).permute(dims=(1, 0)).batch_size)
+    case(
+        f"{made.__name__}: unflatten by keywords",
+        lambda M, f=made: f(M).unflatten(dim=0, unflattened_size=(2, f(M).batch_size[0] // 2)).batch_size,
+    )
+    case(f"{made.__name__}: to_dict", lambda M, f=made: f(M).to_dict(retain_none=False, convert_tensors=True))
+    case(f"{made.__name__}: tolist", lambda M, f=made: f(M).tolist(convert_tensors=True))
+    for update in ("update", "update_"):
+        case(f"{made.__name__}: {update}(None)", lambda M, f=made, u=update: getattr(f(M), u)(None).tolist())
+    case(f"{made.__name__}: names", lambda M, f=made: named(M, f(M), ["time", "env"]))
+    if made is one_value:
+        case("empty of another batch", lambda M: M.NonTensorData("x", [3]).empty(batch_size=[2]).tolist())
+        case("apply for no batch", lambda M: M.NonTensorData("x", [3]).apply(lambda x: x, batch_size=[]).batch_size)
+    case(f"{made.__name__}: no names", lambda M, f=made: named(M, f(M), None))
+
+
 @case.parametrize
 def test_methods(case: Case) -> None:
     case.check()

@@ -75,7 +75,7 @@ class UnbatchedTensor(Tensor, NonTensor):  # type: ignore[misc]  # methods of bo
         """Return the entry itself."""
         return self
 
-    def to_dict(self) -> UnbatchedTensor:
+    def to_dict(self, **kwargs: Any) -> UnbatchedTensor:
         """Return the entry itself."""
         return self
 

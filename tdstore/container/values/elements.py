@@ -75,9 +75,10 @@ class Element:
         elif not repeats(stack.positions()):
             stack._select(at.reshape(1)).put(slice(None), self)
 
-    def update(self, other: Any, inplace: bool = False, **kwargs: Any) -> Self:
-        """Take over the value of another."""
-        self.data = other.data if isinstance(other, Element) else other
+    def update(self, other: Any = None, inplace: bool = False, **kwargs: Any) -> Self:
+        """Take over the value of another; of None nothing."""
+        if other is not None:
+            self.data = other.data if isinstance(other, Element) else other
         return self
 
     update_ = update

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
 
-from tdstore.errors import UnsupportedError
+from tdstore.errors import InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Protocol
 
     from tdstore.container.values.nontensor import NonTensor
@@ -163,6 +163,12 @@ class ValueMethods(ValueCasts):
         """Dimension names of the TensorDict that `get` read this entry from; else None for each dimension."""
         known = getattr(self, "_names", None)
         return list(known) if known and len(known) == len(self.batch_size) else [None] * len(self.batch_size)
+
+    @names.setter
+    def names(self: Any, names: Sequence[str | None] | None) -> None:
+        if names is not None and len(names) != len(self.batch_size):
+            raise InvalidArgumentError(f"{list(names)} are not names of the {len(self.batch_size)} dimensions")
+        self._names = None if names is None else tuple(names)
 
     @property
     def sorted_keys(self) -> list[str]:
@@ -326,9 +332,9 @@ class ValueMethods(ValueCasts):
         """Return the entry itself."""
         return self
 
-    def apply(self, *args: Any, **kwargs: Any) -> Self:
-        """Return the entry itself."""
-        return self
+    def apply(self: Any, *args: Any, batch_size: Any = None, **kwargs: Any) -> NonTensor:
+        """Return the entry itself; one value for another batch, if there is a `batch_size`."""
+        return _of_batch(self, batch_size)
 
     def apply_(self, *args: Any, **kwargs: Any) -> Self:
         """Return the entry itself."""
@@ -346,9 +352,9 @@ class ValueMethods(ValueCasts):
         """Return the entry itself."""
         return self
 
-    def empty(self, *args: Any, **kwargs: Any) -> Self:
-        """Return the entry itself."""
-        return self
+    def empty(self: Any, *args: Any, batch_size: Any = None, **kwargs: Any) -> NonTensor:
+        """Return the entry itself; one value for another batch, if there is a `batch_size`."""
+        return _of_batch(self, batch_size)
 
     def flatten_keys(self, *args: Any, **kwargs: Any) -> Self:
         """Return the entry itself."""
@@ -455,9 +461,9 @@ class ValueMethods(ValueCasts):
         """Apply `TensorDict.tile` to the batch."""
         return self.move(lambda t: torch.Tensor.tile(t, *args, **kwargs))
 
-    def unflatten(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
+    def unflatten(self: Movable, dim: Any, unflattened_size: Any) -> NonTensor:
         """Apply `TensorDict.unflatten` to the batch."""
-        return self.move(lambda t: t.unflatten(*args, **kwargs))
+        return self.move(lambda t: t.unflatten(dim, unflattened_size))
 
     def atleast_1d(self: Any) -> NonTensor:
         """Apply `TensorDict.atleast_1d` to the batch."""
@@ -486,3 +492,9 @@ class ValueMethods(ValueCasts):
 def _at_least(ndim: int, t: torch.Tensor) -> torch.Tensor:
     """Add dimensions of length one in front, as TensorDicts do; torch appends some of them."""
     return t[(None,) * (ndim - t.ndim)] if t.ndim < ndim else t
+
+
+def _of_batch(entry: NonTensor, batch_size: Any) -> NonTensor:
+    """Return one value for another batch; the entry itself if there is no other, or it has values per row."""
+    made = None if batch_size is None else entry.for_batch(torch.Size(batch_size))
+    return entry if made is None else made

@@ -67,11 +67,11 @@ class NonTensor(ValueShapes):
         """Return what `td[key]` returns: the value, or nested lists of values."""
         raise NotImplementedError
 
-    def tolist(self) -> Any:
+    def tolist(self, **kwargs: Any) -> Any:
         """Return nested lists of values, one level per batch dimension."""
         return nested(self.flat(), self.batch_size)
 
-    def to_dict(self) -> Any:
+    def to_dict(self, **kwargs: Any) -> Any:
         """Return the value, as `plain` does."""
         return self.plain()
 
@@ -237,7 +237,7 @@ class NonTensorData(Element, NonTensor, ValueMethods):
             return self.batch_size == other.batch_size and equal(self.data, other.data)
         return super().same(other)
 
-    def tolist(self) -> Any:
+    def tolist(self, **kwargs: Any) -> Any:
         """Return nested lists of the value, one level per batch dimension; without any, the value itself."""
         return super().tolist() if self.batch_size else self.data
 
@@ -486,13 +486,12 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
     # -- writing -----------------------------------------------------------------------------
     def __setitem__(self, index: Any, value: Any) -> None:
         if assign(self, index, value) is not self:
-            raise InvalidStateError(
-                "this stack has one value at several positions and cannot be written in place: clone() it first"
-            )
+            raise InvalidStateError("this stack has one value at several positions: clone() it before writing to it")
 
-    def update(self, other: Any, inplace: bool = False, **kwargs: Any) -> Self:
-        """Take over the values of another, position by position."""
-        self[...] = other
+    def update(self, other: Any = None, inplace: bool = False, **kwargs: Any) -> Self:
+        """Take over the values of another, position by position; of None nothing."""
+        if other is not None:
+            self[...] = other
         return self
 
     update_ = update

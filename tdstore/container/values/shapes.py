@@ -75,13 +75,13 @@ class ValueShapes:
         """Expand the values to a larger batch."""
         return self.move(lambda t: t.expand(*shape))
 
-    def view(self, *shape: Any) -> NonTensor:
+    def view(self, *shape: Any, size: Any = None) -> NonTensor:
         """Return another shape of the same number of positions."""
-        return self.move(lambda t: t.view(*shape))
+        return self.move(lambda t: t.view(*shape) if size is None else t.view(size))
 
-    def reshape(self, *shape: Any) -> NonTensor:
+    def reshape(self, *args: Any, shape: Any = None) -> NonTensor:
         """Return another shape of the same number of positions."""
-        return self.move(lambda t: t.reshape(*shape))
+        return self.move(lambda t: t.reshape(*args) if shape is None else t.reshape(shape))
 
     def flatten(self, start_dim: int | None = None, end_dim: int | None = None) -> NonTensor:
         """Flatten several dimensions into one; all of them by default."""
@@ -97,9 +97,9 @@ class ValueShapes:
         """Remove dimensions of length one."""
         return self.move(lambda t: t.squeeze() if dim is None else t.squeeze(dim))
 
-    def permute(self, *dims: Any) -> NonTensor:
+    def permute(self, *args: Any, dims: Any = None) -> NonTensor:
         """Reorder the dimensions."""
-        return self.move(lambda t: t.permute(*dims))
+        return self.move(lambda t: t.permute(*args) if dims is None else t.permute(dims))
 
     def transpose(self, dim0: int, dim1: int) -> NonTensor:
         """Swap two dimensions."""
