@@ -238,4 +238,25 @@ MORE: list[tuple[str, str, str]] = [
         "part.set('a', torch.zeros(2)); h['a'].tolist()",
         "[1.0, 0.0, 0.0]",
     ),
+    (
+        "a key of zarr that is not there",
+        "z = M.PersistentTensorDict.from_dict(td, 'f.zarr', backend='zarr'); del z['missing']",
+        "KeyError",
+    ),
+    ("would copy or cast it give the value", "v = M.NonTensorData('x', batch_size=[3]); v.float() is v", "True"),
+    (
+        "there `view(5)` of twelve rows",
+        "M.NonTensorData('x', batch_size=[4, 3]).view(5)",
+        "RuntimeError",
+    ),
+    (
+        "Shape methods of a `NonTensorStack` give",
+        "type(M.NonTensorStack('a', 'b').flip(0)).__name__",
+        "NonTensorStack",
+    ),
+    (
+        "What saves or restores",
+        "M.NonTensorData('x', batch_size=[3]).memmap('p')",
+        "NotImplementedError",
+    ),
 ]

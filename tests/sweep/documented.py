@@ -26,8 +26,36 @@ STORED = "h5|zarr|window"
 KINDS = r"\['kind'\]"
 
 DOCUMENTED = [
+    # -- values by themselves
+    Documented(
+        "give the value itself", "", "value", r"^\['is td'\]|^\['(result|td)'\]\['data'\].*(got None|expected None)"
+    ),
+    Documented(
+        "is a method of what holds the value",
+        r"memmap|save|dumps|to_h5|from_dict\(|state_dict|consolidate\(.*at\(|assert_close|share_memory",
+        "value",
+        weak=True,
+    ),
+    Documented(
+        "there `view(5)` of twelve rows is taken",
+        "",
+        "value",
+        r"^ours raises (IndexError|RuntimeError/ValueError)|^expected |\['batch_size'\]",
+    ),
+    Documented(
+        "there some give a tensordict without its values",
+        "",
+        "value",
+        r"(expected '(TensorDict|LazyStackedTensorDict)', got 'NonTensorStack')"
+        r"|: expected None, got {'kind': 'NonTensorStack'|\['result'\]\['(data|keys|names|device|locked|batch_size)'\]",
+    ),
+    Documented("a value for the whole batch stays one value", "unsqueeze|expand|pad", "value", r"\['result'\]\['"),
+    Documented(
+        "they have no lock", r"is_locked|device|numpy\(\)|is_floating", "value", "result'\\]: expected|ours raises"
+    ),
+    Documented("and no maths", "", "value", r"^ours raises (Attribute|Type)Error|^expected "),
     # -- right to differ
-    Documented("`nontensordata.where` chooses", r"where\(", "text"),
+    Documented("`nontensordata.where` chooses", r"where\(", "text|value"),
     Documented("`separates` and `split_keys` give", "separates|split_keys", "text"),
     Documented("values have no part in it", r"td (!=|<=|>) (other|torch)|call_on_nested", "text"),
     Documented("have the methods of a tensordict", "data_ptr", "text"),
@@ -72,12 +100,12 @@ DOCUMENTED = [
     Documented("methods that write return", r"set_at_|del_|inplace=True|auto_device_|clear_device_"),
     Documented("`lazy[none] = x` is written", r"^td\[(None|0|3)\] =", "lazy"),
     # -- stored
-    Documented("`.device` of what was saved to hdf5", "h5|load_", "memmap|loaded|h5", r"device'\]"),
+    Documented("`.device` of what was saved to hdf5", "h5|load_", "memmap|loaded|h5|zarr", r"device'\]|tensorclass"),
     Documented(
         "are locked as",
         'make_tensordict|from_consolidated|num_threads=2|get\\("n"\\).unlock_|0\\].is_locked',
         "",
-        "lock|result'\\]: expected False",
+        r"lock|\['keys'\]|tensorclass|result'\]: expected False",
     ),
     Documented("of mapped data with `num_threads=`", "num_threads=2", "memmap|loaded"),
     Documented("`td.consolidate(path).device`", r"consolidate\(", "", r"device'\]"),
@@ -93,10 +121,12 @@ DOCUMENTED = [
     Documented("the data stays in its files", r"share_memory_|consolidate\(inplace", "loaded|h5|zarr"),
     Documented("load_memmap_` of what a lazy stack saved", "load_memmap_", "lazy"),
     Documented("parts of hdf5: `split`", "split|chunk|filter_non", "h5|zarr|window", KINDS),
-    Documented("a second file in a temporary folder", r"clone\(\)$|clone\(rec|copy", STORED, KINDS),
+    Documented("a second file in a temporary folder", r"clone\(\)$|clone\(rec|clone\(td|copy", STORED, KINDS),
     Documented("`densify`, `replace`, `deepcopy`", "densify|replace|masked_select|where|apply|deepcopy|make_", STORED),
     Documented("td[rows]` of stored data", r"^td\[|repr|str|format|to\(batch_size", STORED),
     Documented("keys stay in the order", r"keys\(True\)", STORED),
+    Documented("keys stay in the order", r"keys\(|values\(|items\(|namedtuple|state_dict|tree_leaves", "zarr"),
+    Documented("of zarr that is not there", r"^del td\[\"missing|set_\(\"a\", torch.zeros\(4, 3, 5", "zarr"),
     Documented("each access gives a new object", " is td", STORED),
     Documented("keeps the other entries of `n`", r"td\[\"n\"\] = {", STORED),
     Documented("return the nested tensordict", r"set_?\(\(\"n", STORED),
@@ -110,6 +140,9 @@ DOCUMENTED = [
     Documented("keep the class, of nested objects, too", r"^pad\(", "class"),
     Documented("the class if this process declared it", "h5|consolidate", "class", "tensorclass"),
     Documented("takes the device of `other`", r"squeeze\(td\)", "class", "is td"),
+    Documented(
+        "objects join with those of their class", r"cat\(|stack\(", "class", "^(ours raises|expected)", weak=True
+    ),
     Documented("objects join with those of their class", r"cat\(|stack\(|load_state_dict\({}", "class"),
     Documented(
         "`set`, `pad` and stored data of a `typedtensordict`", r"set|pad|memmap|h5|stack_tensors", "typed", "kind|is td"
