@@ -203,13 +203,8 @@ def _swap(writer: Writer, document: Document, manifest: bytes, bitmaps: list[byt
                     pack(b"HSET", keys.head, b"manifest", manifest),
                     pack(b"HDEL", keys.pending, mine),
                     *([pack(b"HSET", keys.pending, field, listed)] if listed is not None else []),
-                    pack(b"EXEC"),
                 ]
-                replies = writer.sending(wire, commands)
-                error = first_error([*replies, *(replies[-1] if isinstance(replies[-1], list) else [])])
-                if error is not None:
-                    raise error
-                if replies[-1] is not None:
+                if writer.execute(wire, commands):
                     return field if listed is not None else None
         except BaseException:
             writer.disarm(wire)
@@ -333,15 +328,11 @@ def _commit(writer: Writer, header: Header, structure: bool) -> bool:
             commands.append(pack(b"HSET", keys.pending, field, waste(after.dataset, writer.dropped)))
         if full:
             commands.append(pack(b"UNLINK", *full))
-        replies = writer.sending(wire, [*commands, pack(b"EXEC")])
-        error = first_error([*replies, *(replies[-1] if isinstance(replies[-1], list) else [])])
-        if error is not None:
-            raise error
+        if not writer.execute(wire, commands):
+            return False
     except BaseException:
         writer.disarm(wire)
         raise
-    if replies[-1] is None:
-        return False
     writer.document, writer.base = after, after.copy()
     writer.marks, writer.owns, writer._noted = set(), False, False
     return True

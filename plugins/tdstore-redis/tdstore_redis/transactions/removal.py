@@ -7,7 +7,6 @@ import time
 
 from tdstore.storekit import refusals
 from tdstore_redis.connection import pack
-from tdstore_redis.session import first_error
 from tdstore_redis.transactions import keyspace
 from tdstore_redis.transactions.commit import others_writing, replaced_arrays, sweep
 from tdstore_redis.transactions.writer import Writer
@@ -47,15 +46,11 @@ def _remove(writer: Writer, *, last: bool) -> bool:
         field, listed = replaced_arrays(writer, wire, state[0])
         commands = [pack(b"MULTI"), pack(b"DEL", keys.head, keys.writers)]
         commands += [pack(b"HSET", keys.pending, field, listed)] if listed is not None else []
-        replies = writer.sending(wire, [*commands, pack(b"EXEC")])
-        error = first_error([*replies, *(replies[-1] if isinstance(replies[-1], list) else [])])
-        if error is not None:
-            raise error
+        if not writer.execute(wire, commands):
+            return False
     except BaseException:
         writer.disarm(wire)
         raise
-    if replies[-1] is None:
-        return False
     if listed is not None:
         sweep(writer, field)
     return True

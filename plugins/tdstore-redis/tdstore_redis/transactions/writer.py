@@ -172,6 +172,22 @@ class Writer(Session):
             self.lose("the connection was lost while writing: whether the last step was written is not known")
             raise
 
+    def execute(self, wire: Wire, commands: Sequence[Command]) -> bool:
+        """Run commands, which begin with MULTI, in one transaction.
+
+        Returns:
+            whether it ran: False if a watched key was changed.
+
+        Raises:
+            ServerError: the server refused a command.
+        """
+        replies = self.sending(wire, [*commands, _EXEC])
+        done = replies[-1]
+        error = first_error([*replies, *(done if isinstance(done, list) else [])])
+        if error is not None:
+            raise error
+        return done is not None
+
     # -- arrays of our own ---------------------------------------------------------------
     def private(self) -> list[Array]:
         """Return arrays that are in no manifest yet."""
