@@ -4,7 +4,8 @@
     ├── InvalidArgumentError      (ValueError)
     ├── InvalidTypeError          (TypeError)
     │   ├── NoRowsError           (RuntimeError)
-    │   └── NoSizeError           (ValueError)
+    │   ├── NoSizeError           (ValueError)
+    │   └── ArgumentKindError     (ValueError)
     ├── InvalidStateError         (RuntimeError)
     │   └── GradientError         (ValueError)
     ├── OutOfRangeError           (IndexError)
@@ -97,6 +98,10 @@ class NoRowsError(InvalidTypeError, RuntimeError):
 
 class NoSizeError(InvalidTypeError, ValueError):
     """The value that was passed as a batch size is not one."""
+
+
+class ArgumentKindError(InvalidTypeError, ValueError):
+    """An argument is of a kind that has no value that the call could take."""
 
 
 class InvalidStateError(TDStoreError, RuntimeError):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.errors import OutOfRangeError
+from tdstore.errors import DimensionError
 from tdstore.index.rows import as_index_tensor
 from tdstore.types import Names
 
@@ -48,7 +48,7 @@ def spelled_out(terms: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
     for at, term in enumerate(terms):
         if term is Ellipsis:
             if any(t is Ellipsis for t in terms[at + 1 :]):
-                raise OutOfRangeError("an index can hold only one Ellipsis (...)")
+                raise DimensionError("an index can hold only one Ellipsis (...)")
             used = sum(map(dims_used, terms)) - 1
             return (*terms[:at], *(slice(None),) * (ndim - used), *terms[at + 1 :])
     return terms

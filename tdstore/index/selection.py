@@ -322,7 +322,7 @@ class _Indexing:
             )
         dots = [i for i, t in enumerate(terms) if t is Ellipsis]
         if len(dots) > 1:
-            raise OutOfRangeError("an index can hold only one Ellipsis (...)")
+            raise DimensionError("an index can hold only one Ellipsis (...)")
         at = dots[0] if dots else len(terms)
         out: list[Any] = [*terms[:at], *[slice(None)] * (ndim - used), *terms[at + 1 :]]
         return out

@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
-from tdstore.errors import BatchSizeError, DimensionError, InvalidArgumentError, InvalidStateError, NoSizeError
+from tdstore.errors import (
+    ArgumentKindError,
+    BatchSizeError,
+    DimensionError,
+    InvalidArgumentError,
+    InvalidStateError,
+    NoSizeError,
+)
 from tdstore.types import IndexType
 
 LENGTHS: tuple[Any, ...] = (int, torch.SymInt)
@@ -52,8 +59,13 @@ def as_dim(dim: int, ndim: int, what: str = "batch dimensions") -> int:
 
     Raises:
         DimensionError: outside `[-ndim, ndim)`.
+        ArgumentKindError: no number.
     """
-    if not -ndim <= dim < ndim:
+    try:
+        within = -ndim <= dim < ndim
+    except TypeError:
+        raise ArgumentKindError(f"a dimension is a number, not {dim!r}") from None
+    if not within:
         raise DimensionError(f"dimension {dim} is out of range for {ndim} {what}")
     return dim % ndim
 

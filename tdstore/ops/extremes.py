@@ -122,6 +122,7 @@ class ExtremeOps(ReduceOps):
     def _extreme(
         self, fn: Any, kind: Reduction, dim: Any, keepdim: bool, reduce: bool | None, return_indices: bool
     ) -> Any:
+        dim = _alone(dim)
         if reduce or not return_indices or dim is None or dim == FEATURE or isinstance(dim, (tuple, list)):
             return self._reduction(kind, dim, keepdim, reduce)
         best = self._reduction(kind, dim, keepdim, None)
@@ -129,7 +130,7 @@ class ExtremeOps(ReduceOps):
         return getattr(torch.return_types, fn.__name__)((best, indices))
 
     def _running(self, fn: Any, dim: Any, reduce: bool | None, return_indices: bool) -> Any:
-        at = self._one_dim(dim)
+        at = self._one_dim(_alone(dim))
         if reduce:
             whole = fn(self._strung(at), at)
             return whole if return_indices else whole.values
@@ -147,3 +148,8 @@ class ExtremeOps(ReduceOps):
         rest = iter(pairs)  # `_foreach` asks once for each nested container that has a class or is a lazy stack
         indices = best._foreach(lambda leaves: [next(rest).indices for _ in leaves])
         return getattr(torch.return_types, fn.__name__)((best, indices))
+
+
+def _alone(dim: Any) -> Any:
+    """Return the dimension of a tuple of one."""
+    return dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim

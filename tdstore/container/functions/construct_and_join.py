@@ -379,6 +379,8 @@ def lazy_stack(
 def maybe_dense_stack(input: Iterable[T], dim: int = 0, *, out: Any = None, **kwargs: Any) -> T:
     """Stack as `torch.stack` where keys and shapes allow it, else as `lazy_stack`; nested TensorDicts one by one."""
     tds = list(input)
+    if tds and all(isinstance(td, NonTensor) for td in tds):
+        return lazy_stack(tds, dim, out=out)
     try:
         return stack(tds, dim, out=out)
     except (RuntimeError, KeyNotFoundError):

@@ -11,7 +11,7 @@ from torch import Tensor
 from tdstore.container.core.container import Container
 from tdstore.container.core.paths import entry_path
 from tdstore.container.core.tensorclasses import Typed, class_of, rewrap, unwrap, unwrap_all
-from tdstore.container.functions.construct_and_join import stack
+from tdstore.container.functions.construct_and_join import maybe_dense_stack
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, merge
 from tdstore.errors import BatchSizeError, InvalidArgumentError, InvalidStateError, OutOfRangeError
 from tdstore.types import Path, path_text
@@ -160,15 +160,16 @@ def dense_stack_tds(td_list: C, dim: int | None = None) -> C: ...
 @overload
 def dense_stack_tds(td_list: Sequence[C], dim: int | None = None) -> C: ...
 def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
-    """Stack TensorDicts, or the elements of a lazy stack, for real.
+    """Stack TensorDicts, or the elements of a lazy stack, for real; return any other TensorDict as it is.
 
     Lazy stacks inside of them stay lazy: their elements are stacked one by one, and may differ in shapes and keys.
+    What cannot be stacked, as its keys or shapes differ, is a lazy stack.
 
     Args:
         dim: the new dimension; of a lazy stack, by default its own.
 
     Raises:
-        InvalidArgumentError: a list without `dim`. RuntimeError: keys or shapes that differ.
+        InvalidArgumentError: a list without `dim`.
 
     Example:
         >>> ragged = lazy_stack([TensorDict({"x": torch.ones(n)}) for n in (1, 2)])
@@ -176,11 +177,13 @@ def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
         >>> made["l"].stack_dim, made["l"][:, 1]["x"].shape
         (1, torch.Size([3, 2]))
     """
-    if isinstance(td_list, Typed) and isinstance(unwrap(td_list), Container._stack_class):
+    if isinstance(unwrap(td_list), Container) and not isinstance(unwrap(td_list), Container._stack_class):
+        return td_list
+    if isinstance(td_list, Typed):
         return rewrap(type(td_list), dense_stack_tds(unwrap(td_list), dim))
     if isinstance(td_list, Container._stack_class):
         dim = td_list.stack_dim if dim is None else dim
         td_list = td_list._tds
     if dim is None:
         raise InvalidArgumentError("dense_stack_tds of a list of TensorDicts needs dim=")
-    return stack(td_list, dim)
+    return maybe_dense_stack(td_list, dim)

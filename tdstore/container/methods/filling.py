@@ -12,7 +12,7 @@ from tdstore.container.core.container import GROUP, LEAF, Container
 from tdstore.container.core.dim_names import as_names
 from tdstore.container.entries.unbatched import UnbatchedTensor
 from tdstore.container.methods.access import NO_DEFAULT
-from tdstore.container.values.nontensor import NonTensorData, NonTensorStack
+from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.index.shapes import as_size, flat_args
 from tdstore.types import NestedKey, Path
 
@@ -38,7 +38,7 @@ class FillingMixin(Container):
         return self._foreach_(torch._foreach_zero_)
 
     def fill_(self, key: NestedKey, value: Any) -> Self:
-        """Fill one entry in place with a number; of a nested TensorDict, every leaf.
+        """Fill one entry in place with a number; of a nested TensorDict, every leaf. A value stays as it is.
 
         Args:
             key: a string, or a tuple of strings for a nested entry.
@@ -61,6 +61,8 @@ class FillingMixin(Container):
             return self
         if entry is None:
             raise self._missing(key)
+        if isinstance(entry, NonTensor) and not isinstance(entry, Tensor):
+            return self
         if isinstance(entry, UnbatchedTensor):
             return self.set_(key, entry.holding(torch.full_like(entry.wrapped, value)))
         return self.set_(key, torch.full((), value, dtype=entry.dtype, device=entry.device).expand(entry.shape))

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tdstore import errors
-from tdstore.container.core.container import GROUP, Container
+from tdstore.container.core.container import GROUP, VALUE, Container
 from tdstore.container.core.key_views import IsLeaf
 from tdstore.container.core.paths import entry_path
 from tdstore.container.core.tensorclasses import unwrap
-from tdstore.container.values.nontensor import NonTensor
+from tdstore.container.values.nested_lists import levels_of
+from tdstore.container.values.nontensor import NonTensor, NonTensorStack, spread_over
+from tdstore.index.index_terms import as_terms
+from tdstore.index.selection import index_shape
 from tdstore.types import Path
 
 
@@ -125,3 +128,14 @@ def pick(value: Any, paths: list[Path]) -> dict[str, Any]:
 def stops_at(is_leaf: IsLeaf | None, value: Any) -> bool:
     """Return whether `is_leaf` says that a nested value is one entry, which is not gone into."""
     return is_leaf is not None and is_leaf(type(value))
+
+
+def spread_list(td: Any, key: str, value: Any, at: tuple[Any, ...]) -> object:
+    """Return what is written to rows of an entry: of a list, one value to each row."""
+    if type(value) is not list or not value or td._kind(key) != VALUE:
+        return value
+    shape = index_shape(td._batch_size, as_terms(at))
+    if not shape:
+        return value
+    stack = NonTensorStack.from_list(value, levels_of(value, len(shape)))
+    return stack if stack.batch_size == shape else NonTensorStack.from_list(spread_over(stack, shape), 1).reshape(shape)

@@ -23,6 +23,7 @@ from tdstore.container.methods.update_source import (
     flat_pairs,
     pick,
     source_of,
+    spread_list,
     stops_at,
     unequal_batches,
 )
@@ -206,7 +207,7 @@ class WritingMixin(Container):
         if node._kind(last) == LEAF:
             node._write_leaf_at(last, index, value)
         else:
-            node._write({last: value}, (index,))
+            node._write({last: spread_list(node, last, value, (index,))}, (index,))
         return self
 
     def set_non_tensor(self, key: NestedKey, value: Any) -> Self:
@@ -475,7 +476,7 @@ class WritingMixin(Container):
             if wanted is not None and not any(path[: len(w)] == w for w in wanted):
                 continue
             node, last = self._existing(path)
-            checked = value if at is not None else node._coerce_existing(last, value)
+            checked = node._coerce_existing(last, value) if at is None else spread_list(node, last, value, at)
             parts.setdefault(id(node), (node, {}))[1][last] = checked
         for node, entries in parts.values():
             changes.write(node, entries, at)

@@ -29,7 +29,7 @@ from tdstore.container.values.lazy_gather import (
 )
 from tdstore.container.values.linked_lists import LinkedList
 from tdstore.container.values.methods import ValueMethods
-from tdstore.container.values.nested_lists import as_text, levels, nested, stack_text
+from tdstore.container.values.nested_lists import as_text, levels, levels_of, nested, stack_text
 from tdstore.container.values.shapes import ValueShapes
 from tdstore.errors import BatchSizeError, DimensionError, InvalidStateError, KeyNotFoundError
 from tdstore.index.shapes import as_dim, as_size
@@ -383,10 +383,8 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         n = non_tensor.numel()
         return NonTensorStack._make([non_tensor.data] * n, torch.arange(n).reshape(non_tensor.batch_size))
 
-    @staticmethod
-    def one(value: Any) -> NonTensorData:
-        """Wrap one value."""
-        return NonTensorData(value)
+    one = NonTensorData
+    """The entry of one value."""
 
     @property
     def batch_size(self) -> torch.Size:  # type: ignore[override]
@@ -485,6 +483,8 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
 
     # -- writing -----------------------------------------------------------------------------
     def __setitem__(self, index: Any, value: Any) -> None:
+        if type(value) is list and value and (ndim := self._at[index].ndim):
+            value = self.from_list(value, levels_of(value, ndim))
         if assign(self, index, value) is not self:
             raise InvalidStateError("this stack has one value at several positions: clone() it before writing to it")
 

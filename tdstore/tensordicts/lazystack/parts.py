@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from torch.compiler import is_compiling
 from tdstore.container.core.container import LEAF, VALUE, Container
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.entries.unbatched import is_batched
-from tdstore.container.values.nontensor import NonTensor, NonTensorData
+from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.container.values.shapes import constant
 from tdstore.errors import BatchSizeError, UnevenError
 from tdstore.index.selection import index_shape
 from tdstore.ops.reductions import Reduction, State
@@ -155,3 +156,42 @@ def reshapes(td: Any, part: Any) -> bool:
         isinstance(value, Tensor) and isinstance(old := td.get(key, None), Tensor) and old.shape != value.shape
         for key, value in part.items(True, True)
     )
+
+
+def one_value(td: Any, key: str, part: Any) -> object:
+    """Return one value for the stack of equal ones that is written over the one value of an element."""
+    if not isinstance(part, NonTensorStack) or td._kind(key) != VALUE or not isinstance(td._raw(key), NonTensorData):
+        return part
+    single = constant(part, (0,) * part.ndim)
+    return part if single is None else NonTensorData(single.tolist(), part.batch_size)
+
+
+def write_values(changes: Any, td: Any, part: Any) -> object:
+    """Write the single values of a part that replaces a whole element; return the part without them."""
+    values = {
+        key: part._raw(key)
+        for key in part._first_keys()
+        if part._kind(key) == VALUE and td._kind(key) == VALUE and isinstance(part._raw(key), NonTensorData)
+    }
+    singles = {key: v for key, v in values.items() if isinstance(td._raw(key), NonTensorData)}
+    if not singles:
+        return part
+    changes.write(td, {key: td._coerce_existing(key, value) for key, value in singles.items()})
+    return part.exclude(*singles)
+
+
+def are_entries(values: Any) -> bool:
+    """Return whether values are a list of unstackable tensors, or of TensorDicts: one for each element."""
+    return all(isinstance(v, (Tensor, Container, Mapping, NonTensor)) for v in values)
+
+
+def with_groups(td: Any) -> Iterator[Any]:
+    """Yield a TensorDict and all that are nested in it."""
+    yield td
+    for group in td._groups():
+        yield from with_groups(group)
+
+
+def size_without(size: torch.Size, dim: int) -> torch.Size:
+    """Return a size without one of its dimensions."""
+    return torch.Size((*size[:dim], *size[dim + 1 :]))

@@ -6,6 +6,7 @@ from collections.abc import KeysView, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
+from torch import Tensor
 
 from tdstore import pickling
 from tdstore.container.core.container import Container
@@ -220,6 +221,35 @@ class LazyStackedTensorDict(LazyOps):
             own,
         )
 
+    def masked_fill_(self, mask: Tensor, value: Any) -> Self:
+        self._check_mask(mask)
+        if isinstance(value, (Container, Mapping)):
+            return super().masked_fill_(mask, value)
+        self._check_writable()
+        n, d = len(self._tds), self._stack_dim
+        for td, part in zip(self._tds, mask.unbind(d) if d < mask.ndim else (mask,) * n, strict=True):
+            td.masked_fill_(part, value)  # entries that some elements lack have no rows in the stack
+        return self
+
+    def update_at_(
+        self,
+        input_dict_or_td: Any,
+        idx: Any,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Any = None,
+    ) -> Self:
+        source = input_dict_or_td
+        if keys_to_update is None and isinstance(source, LazyOps) and not self._new_keys(source):
+            self._set_rows(idx, source)  # element by element: they need not have the same shapes
+            return self
+        return super().update_at_(source, idx, clone, non_blocking=non_blocking, keys_to_update=keys_to_update)
+
+    def _new_keys(self, source: Any) -> set[Any]:
+        mine = set().union(*(td.keys(True, True) for td in self._tds))
+        return {key for td in source._tds for key in td.keys(True, True)} - mine
+
     def valid_keys(self) -> KeysView[str]:
         """Return the first-level keys that all elements have."""
         return self.keys()
@@ -265,7 +295,7 @@ class LazyStackedTensorDict(LazyOps):
             self._stacked_first("its batch size")
             if any(isinstance(v, NonTensor) for v in data.values()):  # whose rows are the elements
                 batch = batch[: batch.index(-1)]
-        return self._resident_class._new(data, batch, self._device, None)
+        return self._resident_class._new(data, batch, self._device, as_names(self.names[: len(batch)], len(batch)))
 
     def _stacked_first(self, what: str) -> None:
         if self._stack_dim:

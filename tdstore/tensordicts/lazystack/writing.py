@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.container.core.container import GROUP, LEAF, Container, _as_tensor, _as_value, _fit_value
+from tdstore.container.core.container import GROUP, LEAF, VALUE, Container, _as_tensor, _as_value, _fit_value
 from tdstore.container.core.dim_names import as_names, extend_names
 from tdstore.container.core.locks import LOCKED, READONLY, THROUGH
 from tdstore.container.core.paths import entry_path
@@ -29,7 +29,20 @@ from tdstore.index.selection import index_shape
 from tdstore.keys import key_text
 from tdstore.store import Cap
 from tdstore.tensordicts.base import TensorDictBase
-from tdstore.tensordicts.lazystack.parts import flat_part, lifted, own_copies, part_at, reshapes, result_ndim, row_parts
+from tdstore.tensordicts.lazystack.parts import (
+    are_entries,
+    flat_part,
+    lifted,
+    one_value,
+    own_copies,
+    part_at,
+    reshapes,
+    result_ndim,
+    row_parts,
+    size_without,
+    with_groups,
+    write_values,
+)
 from tdstore.tensordicts.lazystack.reading import LazyTree, check_elements, check_same_names
 from tdstore.tensordicts.lazystack.routing import pick, positions, route, unravel
 from tdstore.tensordicts.resident.entries import ResidentTree
@@ -75,7 +88,7 @@ class LazyWrites(LazyTree):
                 return self._split_tensor(key, made)
             if isinstance(value, (list, tuple)) and len(value) == len(tds):
                 flat = not self._stack_dim and not any(isinstance(part, (list, tuple)) for part in value)
-                if self._ragged or flat or _entries(value):
+                if self._ragged or flat or are_entries(value):
                     return list(value)
             return self._split(key, _as_value(key, value, self._batch_size))
         return [NonTensorData(value, td._batch_size) for td in tds]
@@ -120,7 +133,7 @@ class LazyWrites(LazyTree):
                     raise BatchSizeError(
                         f"cannot write shape {list(item.shape)} into entry {key!r} of shape {list(shape)} in place"
                     ) from None
-        parts = self._split(key, item)
+        parts = [one_value(td, key, part) for td, part in zip(self._tds, self._split(key, item), strict=True)]
         return Parts(td._coerce_existing(key, part, whole=whole) for td, part in zip(self._tds, parts, strict=True))
 
     def _wrapped(self, key: str, value: Any) -> Any:
@@ -257,7 +270,8 @@ class LazyWrites(LazyTree):
     def _set_rows(self, index: Any, value: Any) -> None:
         if type(index) is int and not self._stack_dim and isinstance(value, Container):
             td = self._at(index)
-            if td._batch_size and value._batch_size == td._batch_size:
+            values = any(value._kind(key) == VALUE for key in value._first_keys())
+            if td._batch_size and value._batch_size == td._batch_size and not values:
                 td._set_rows(_ALL, value)
                 return
         super()._set_rows(index, value)
@@ -290,6 +304,8 @@ class LazyWrites(LazyTree):
             if listed and isinstance(td, ResidentTree) and not td.is_locked and reshapes(td, part):
                 changes.then(partial(td.update, part.clone()))
                 continue
+            if found.whole and isinstance(part, Container) and part.batch_size == td.batch_size:
+                part = write_values(changes, td, part)
             if found.lift and isinstance(part, Container):
                 part = part.unsqueeze(found.place)
             td._plan_rows(changes, _ALL if found.whole and td.batch_dims else found.rest, part, made)
@@ -489,11 +505,11 @@ class LazyWrites(LazyTree):
                 hint="td.to_tensordict() is a dense copy, which can have any batch size",
             )
         for td in self._tds:
-            td._check_batch(_without(new, d), path)
+            td._check_batch(size_without(new, d), path)
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         for td in self._tds:
-            td._set_batch_size(_without(batch_size, self._stack_dim))
+            td._set_batch_size(size_without(batch_size, self._stack_dim))
 
     def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Self:
         """Give the elements the largest batch size that all entries share, of at most `batch_dims - 1` dimensions."""
@@ -525,7 +541,7 @@ class LazyWrites(LazyTree):
 
     def _check_names(self, names: Names) -> None:
         name = names[self._stack_dim] if names else None
-        if name is not None and any(name in node.names for td in self._tds for node in _with_groups(td)):
+        if name is not None and any(name in node.names for td in self._tds for node in with_groups(td)):
             raise InvalidArgumentError(
                 f"the dimension name {name!r} is already used by an element of this lazy stack; "
                 "set names = None first to give it to another dimension"
@@ -579,22 +595,6 @@ class LazyWrites(LazyTree):
         columns = {k: self._split(k, v) for k, v in entries.items()}
         for i, td in enumerate(self._tds):
             td._plan_writes({k: parts[i] for k, parts in columns.items()}, writes, values)
-
-
-def _entries(values: Any) -> bool:
-    """Return whether values are a list of unstackable tensors, or of TensorDicts: one for each element."""
-    return all(isinstance(v, (Tensor, Container, Mapping, NonTensor)) for v in values)
-
-
-def _with_groups(td: Any) -> Iterator[Any]:
-    """Yield a TensorDict and all that are nested in it."""
-    yield td
-    for group in td._groups():
-        yield from _with_groups(group)
-
-
-def _without(size: torch.Size, dim: int) -> torch.Size:
-    return torch.Size((*size[:dim], *size[dim + 1 :]))
 
 
 __all__ = ["LazyWrites", "Parts", "UnevenError"]

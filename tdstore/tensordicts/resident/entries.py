@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -61,7 +62,7 @@ class ResidentTree(TensorDictBase):
         td._data = data
         td._batch_size = batch
         td._device = device
-        td._names = names
+        td._names = names or None
         td._state = state
         td._parents = td._undo = td._binding = None
         return td
@@ -456,5 +457,6 @@ class ResidentTree(TensorDictBase):
             elif over.dims is not None and isinstance(value, NonTensor):
                 at = tuple(0 if d in over.dims else slice(None) for d in range(len(self._batch_size)))
                 if (one := constant(value, at)) is not None:
-                    data[key] = one.move(lambda t: t.reshape(batch_size))
+                    wide = torch.Size((*batch_size, *value.batch_size[len(self._batch_size) :]))
+                    data[key] = one.move(partial(torch.reshape, shape=wide))
         return self._new(data, batch_size, self._device, names)

@@ -23,7 +23,7 @@ from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.methods.access import AS_SET, NO_DEFAULT, AccessMixin
 from tdstore.container.methods.apply import starts_with
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
-from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError
+from tdstore.errors import ArgumentKindError, InvalidArgumentError, KeyNotFoundError
 from tdstore.index.shapes import as_size
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident.indexing import IndexedTree, same_value
@@ -94,7 +94,7 @@ class TensorDict(IndexedTree):
         try:
             items = source.items()
         except AttributeError:
-            raise InvalidTypeError(
+            raise ArgumentKindError(
                 f"a TensorDict is made from a dict or a TensorDict, not a {type(source).__name__}"
             ) from None
         for key, value in items:
