@@ -125,7 +125,7 @@ class BatchSizeError(TDStoreError, ValueError, RuntimeError):
 
 
 class DimensionError(TDStoreError, IndexError, ValueError, RuntimeError):
-    """There is no such batch dimension: one out of range, or any of a TensorDict without batch dimensions."""
+    """There is no such batch dimension, or none that an index fits: one out of range, or a mask of another length."""
 
 
 class LockedError(TDStoreError, RuntimeError):

@@ -14,7 +14,7 @@ from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
 from tdstore.dtypes import to_numpy
-from tdstore.errors import InvalidArgumentError, OutOfRangeError
+from tdstore.errors import DimensionError, InvalidArgumentError, OutOfRangeError
 from tdstore.index.tracing import traced
 from tdstore.types import StoreIndex
 
@@ -433,10 +433,10 @@ def as_rows(index: object, size: int, dim: int = 0) -> Tensor | slice | None:
     return check_rows(tensor, size, dim)
 
 
-def mask_mismatch(mask: Sequence[int], dim: int, sizes: Sequence[int]) -> IndexError:
+def mask_mismatch(mask: Sequence[int], dim: int, sizes: Sequence[int]) -> DimensionError:
     """Create the error for a mask whose shape differs from that of its dimensions."""
     dims = f"dimension {dim}" if len(mask) == 1 else f"dimensions {dim} to {dim + len(mask) - 1}"
-    return IndexError(f"a mask of shape {list(mask)} does not match {dims} of shape {list(sizes)}")
+    return DimensionError(f"a mask of shape {list(mask)} does not match {dims} of shape {list(sizes)}")
 
 
 def nested_over(values: Tensor, sizes: Tensor) -> Tensor:

@@ -99,6 +99,11 @@ TensorDict([("a", 1)])
 ---
 TensorDict({"a": torch.zeros(3)}, [3])[..., ...]
 ---
+TensorDict({"a": torch.zeros(3)}, [3])[torch.tensor([True, False])] = TensorDict({"a": torch.zeros(1)}, [1])
+None
+---
+lazy_stack([TensorDict({"a": torch.zeros(3)})] * 3)[torch.tensor([True, False])]
+---
 TensorDict({"a": torch.zeros(3)}, [3]).softmax((0,))
 ---
 dense_stack_tds([TensorDict({}, [3])])
