@@ -440,6 +440,16 @@ td = PersistentTensorDict.from_dict(one(), filename=at(".h5"), batch_size=[3])
 torch.vmap(lambda x: x.apply(lambda y: y + 1))(td)
 """
 OURS_ALONE: dict[str, tuple[list[Case], str]] = {
+    "what is written into a window is cast, so that the rows outside of it stay": (
+        cases(7, 0, "window"),
+        "td = place(entries(s='hello')); made = td.apply(lambda x: (x.float() + 1).to(x.dtype), out=td)\n"
+        "(made is td, seen(td), td.get('i').dtype)",
+    ),
+    "what is written into a window is cast, from elsewhere too": (
+        cases(7, 1, "window"),
+        "td = place(entries(s='hello')); made = entries().apply(lambda x: (x.float() + 1).to(x.dtype), out=td)\n"
+        "(made is td, seen(td))",
+    ),
     "a locked `out` is written in place, in its own dtype": (
         cases(7, 0, *LOCKS),
         'td = entries(s="x")\n(True, seen(td.apply(lambda x: x + 1)), torch.int64)',

@@ -330,6 +330,8 @@ class WindowTree(TensorDictBase):
                 child._added(own, [(k, td._raw(k)) for k in keys if td._kind(k) != LEAF])
                 if child.batch_size != td.batch_size:
                     child._set_batch_size(td.batch_size)
+                if td._names and child._names != td._names:
+                    child._set_names(td._names)
 
 
 _whole_of = functools.lru_cache(256)(Selection.full)

@@ -323,3 +323,10 @@ def test_rows_of_mapped_files_are_tensordicts_in_memory(tmp_path: Path) -> None:
     rows["a"] = torch.ones(2, 3)
     assert rows["a"].shape == (2, 3)
     assert tdstore.open(tmp_path / "m")["a"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_names_and_batch_size_of_a_nested_one_are_the_windows(h5: Any) -> None:
+    window = h5[1:3]
+    window["n", "m"] = TensorDict({"c": torch.ones(2, 3)}, [2, 3], names=["t", "u"])
+    assert (window["n", "m"].batch_size, window["n", "m"].names) == ((2, 3), ["t", "u"])
+    assert (h5["n", "m"].batch_size, h5["n", "m"].names) == ((5,), [None])
