@@ -89,6 +89,14 @@ def pairs(tree: Tree, prefix: tuple[str, ...] = ()) -> list[tuple[Any, Any]]:
     return out
 
 
+def zero(tree: Tree, index: Any) -> None:
+    for v in tree.values():
+        if isinstance(v, dict):
+            zero(v, index)
+        else:
+            v[index] = 0
+
+
 def write(tree: Tree, index: Any, value: Tree) -> None:
     for k, v in tree.items():
         if type(v) is dict:
@@ -224,6 +232,13 @@ def index(ops: Ops) -> None:
             lambda d, i=idx, v=value: write(d, i, v),
             batch,
         )
+    some = torch.tensor([True, False, True])
+    for name, at in (("[1] = 0", 1), ("[mask] = 0", some)):
+        ops.row("index write", name, tree3(), lambda td, i=at: td.__setitem__(i, 0.0), lambda d, i=at: zero(d, i))
+    row = torch.rand(4)
+    ops.row("index write", "set_at_", tree3(), lambda td: td.set_at_("a", row, 1), lambda d: d["a"].__setitem__(1, row))
+    whole = torch.rand(3, 4)
+    ops.row("index write", "set_", tree3(), lambda td: td.set_("a", whole), lambda d: d["a"].copy_(whole))
 
 
 def iteration(ops: Ops) -> None:

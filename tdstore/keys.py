@@ -51,8 +51,12 @@ def unravel(key: NestedKey) -> Path:
     """
     if type(key) is str:
         return (key,)
-    if type(key) is tuple and key and all(type(part) is str for part in key):
-        return key
+    if type(key) is tuple and key:
+        for part in key:  # which takes a third of `all(...)` of a generator
+            if type(part) is not str:
+                break
+        else:
+            return key
     parts: list[str] = []
     stack: list[object] = [key]  # not recursion: a deep tuple must not end in a RecursionError
     while stack:

@@ -193,19 +193,20 @@ class Loan:
         """Fill the places that were found."""
         tied: dict[int, Tensor] = {}
         late: list[tuple[Any, dict[str, Any], str, Any, Any]] = []
+        compiling, tracing = is_compiling(), traced()
         for module, slots, key, there, value, borrowed in self._writes:
             if self.inplace and isinstance(there, Tensor):
                 with torch.no_grad():
                     there.copy_(value, non_blocking=self.non_blocking)
             else:
-                attribute = not isinstance(module, Container) and slots is module.__dict__
-                back = attribute and isinstance(value, nn.Parameter)
+                of_module = not isinstance(module, Container)
+                back = of_module and slots is module.__dict__ and isinstance(value, nn.Parameter)
                 made = value if back else self._fitting(there, value, borrowed, tied)
-                if not isinstance(module, Container) and not is_compiling():
+                if of_module and not compiling:
                     Initialization.end(module)
                     if isinstance(made, MappedUninitialized) or (is_uninitialized(there) and _is_mapped(made)):
                         late.append((module, slots, key, there, made))
-                if not isinstance(module, Container) and (back or not self.preserve) and not traced():
+                if of_module and (back or not self.preserve) and not tracing:
                     slots = _slots_for(module, slots, key, made)
                 slots[key] = made
         for place in late:
@@ -217,6 +218,8 @@ class Loan:
         What is `borrowed` from a dataset that was opened for reading is copied where training would change it.
         """
         if not self.preserve or not isinstance(there, Tensor) or not isinstance(value, Tensor):
+            return value
+        if type(there) is type(value) is nn.Parameter:
             return value
         if is_uninitialized(value):
             return value
@@ -263,7 +266,7 @@ def _slots(module: Any, key: str) -> dict[str, Any] | None:
 def _slots_for(module: Any, slots: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     """Return the dict of a module for a new value: a parameter goes with parameters, another tensor does not."""
     wanted = slots
-    if isinstance(value, nn.Parameter):
+    if type(value) is nn.Parameter or isinstance(value, nn.Parameter):
         wanted = module._parameters
     elif isinstance(value, Tensor) and slots is module._parameters:
         wanted = module.__dict__

@@ -31,7 +31,7 @@ def parts_of(leaf: Tensor) -> list[Tensor]:
     Raises:
         UnsupportedError: a nested tensor of another layout, or a sparse one.
     """
-    if not leaf.is_nested and leaf.layout is torch.strided:
+    if _is_dense(leaf):
         return [leaf]
     if leaf.layout is not torch.jagged:
         raise UnsupportedError(
@@ -40,6 +40,10 @@ def parts_of(leaf: Tensor) -> list[Tensor]:
         )
     lengths = leaf.lengths()  # type: ignore[attr-defined]
     return [leaf.values(), leaf.offsets(), *([] if lengths is None else [lengths])]  # type: ignore[attr-defined]
+
+
+def _is_dense(leaf: Tensor) -> bool:
+    return not leaf.is_nested and leaf.layout is torch.strided
 
 
 def joined(parts: list[Tensor], dim: int) -> Tensor:
@@ -97,7 +101,8 @@ def is_one_buffer(td: Any) -> bool:
 
 
 def _parts(td: Any) -> list[Tensor]:
-    return [part for leaf in td._leaf_list() for part in parts_of(leaf)]
+    leaves: list[Tensor] = td._leaf_list()
+    return leaves if all(map(_is_dense, leaves)) else [part for leaf in leaves for part in parts_of(leaf)]
 
 
 def _storages(parts: Iterable[Tensor]) -> set[int]:
@@ -107,7 +112,7 @@ def _storages(parts: Iterable[Tensor]) -> set[int]:
 
 def buffer_of(td: Any) -> Tensor:
     """Return all of the one storage, as bytes."""
-    part = next((p for p in _parts(td) if p.numel()), None)
+    part = next((p for leaf in td._leaf_list() for p in parts_of(leaf) if p.numel()), None)
     if part is None:
         return torch.empty(0, dtype=torch.uint8)
     return torch.empty(0, dtype=torch.uint8, device=part.device).set_(part.untyped_storage())
@@ -171,7 +176,11 @@ def packed(td: Any) -> tuple[Any, ...]:
     entries: list[tuple[Any, ...]] = []
     for key in td._first_keys():
         value = td._raw(key)
-        if is_batched(value):
+        if type(value) is Tensor and not value.is_nested and value.layout is torch.strided:
+            dtype = value.dtype
+            start = value.storage_offset() * dtype.itemsize if value.numel() else 0
+            entries.append((key, _DENSE, (dtype, tuple(value.shape), start)))
+        elif is_batched(value):
             places = [_place(part) for part in parts_of(value)]
             entries.append((key, _JAGGED, ragged_dim(value), places) if value.is_nested else (key, _DENSE, *places))
         elif isinstance(value, UnbatchedTensor):

@@ -7,15 +7,18 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from tdstore.errors import InvalidStateError, UnevenError
 
+_INITIALIZED = frozenset((Tensor, Parameter))
+
 
 def is_uninitialized(value: object) -> bool:
     """Check whether a tensor belongs to a lazy module that was not called yet."""
-    return isinstance(value, (UninitializedParameter, UninitializedBuffer))
+    # The class of parameters answers `isinstance` by a Python function.
+    return type(value) not in _INITIALIZED and isinstance(value, (UninitializedParameter, UninitializedBuffer))
 
 
 class StackedMixin:

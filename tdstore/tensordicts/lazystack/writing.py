@@ -271,8 +271,8 @@ class LazyWrites(LazyTree):
         if type(index) is int and not self._stack_dim and isinstance(value, Container):
             td = self._at(index)
             values = any(value._kind(key) == VALUE for key in value._first_keys())
-            if td._batch_size and value._batch_size == td._batch_size and not values:
-                td._set_rows(_ALL, value)
+            if value._batch_size == td._batch_size and not values:
+                td._set_rows(_ALL if td._batch_size else ..., value)
                 return
         super()._set_rows(index, value)
 

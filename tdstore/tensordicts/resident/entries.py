@@ -29,6 +29,7 @@ from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.resident.write_checks import (
     check_copies,
+    check_no_overlap,
     check_rows_of_values,
     fits,
     planned_below,
@@ -40,6 +41,10 @@ VIEW_FLAGS = READONLY | MAPPED | SHARED
 
 
 _allocate: Any = object.__new__
+
+
+def _lists_rows(index: Any) -> bool:
+    return any(isinstance(term, Tensor) for term in as_terms(index))
 
 
 class ResidentTree(TensorDictBase):
@@ -205,6 +210,8 @@ class ResidentTree(TensorDictBase):
         if value.layout is not old.layout or value.is_meta or old.requires_grad:
             check_copies(((old, value),))
         if not value.ndim:
+            if not old.is_contiguous() and old.layout is torch.strided and not _lists_rows(index):
+                check_no_overlap(old[index])
             return value
         # Faster than index_shape, but it reads rows: on a full tmpfs that is no better than to write them.
         target = index_shape(old.shape, index) if HOLES else old[index].shape

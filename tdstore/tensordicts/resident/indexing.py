@@ -29,6 +29,8 @@ _ALL = slice(None)
 _FEW = 64
 """Up to this many rows Python checks a list faster than numpy does."""
 _PAGE = 4096
+_HALF = 65504
+"""The greatest number of float16."""
 _NUMPY = frozenset(
     getattr(torch, name)
     for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
@@ -63,6 +65,8 @@ class IndexedTree(BindingMixin):
                 return self  # and only then: whether a part is the whole must not depend on the data
             new = torch.Size((max(0, -(-(stop - start) // step)), *batch[1:]))
             return self._view_at(index, new, self._names, len(batch))
+        if index is Ellipsis:
+            return self
         if index is None:
             return self._view_at(None, torch.Size((1, *batch)), self._names and (None, *self._names), len(batch))
         rows: Tensor | None = None
@@ -179,7 +183,11 @@ class IndexedTree(BindingMixin):
 
     # -- writing -----------------------------------------------------------------------------
     def _set_rows(self, index: Any, value: Any) -> None:
-        if self._write_views(index, value):
+        kind = type(value)
+        if kind is int or kind is float or kind is bool:
+            if self._write_number(index, value):
+                return
+        elif self._write_views(index, value):
             return
         same = self._same_at(index, value) if isinstance(value, IndexedTree) else None
         if same is None:
@@ -194,12 +202,75 @@ class IndexedTree(BindingMixin):
         else:
             changes.then(partial(self._write_same, *same))
 
-    def _write_views(self, index: Any, value: Any) -> bool:
-        """Write a TensorDict of the same structure and dtypes at an int or a slice. False, and nothing done, else."""
+    def _write_number(self, index: Any, value: float) -> bool:
+        """Write a number at rows, a mask or terms. False, and nothing done, where a closer look is needed."""
         batch, kind = self._batch_size, type(index)
-        if not batch or not isinstance(value, IndexedTree) or self._state & (READONLY | MAPPED):
+        leaves: list[Tensor] = []
+        if not batch or HOLES or not self._takes_number(value, leaves):
             return False
-        if kind is int and -batch[0] <= index < batch[0]:
+        if kind is tuple:
+            found = _basic_shape(index, batch)
+            if found is None:
+                return False
+            terms: Any = found[0]
+        elif kind is Tensor and index.dtype is torch.bool and index.ndim > 1:
+            if index.shape != batch[: index.ndim]:
+                return False
+            for leaf in leaves:
+                wide = index.reshape(*index.shape, *(1,) * (leaf.ndim - index.ndim))
+                leaf.masked_fill_(wide.to(leaf.device), value)
+            return True
+        elif (kind is int and -batch[0] <= index < batch[0]) or (kind is slice and (index.step or 1) > 0):
+            terms = index
+        else:
+            rows = None if traced() else self._rows_of(index)
+            if rows is None:
+                return False
+            for leaf in leaves:
+                leaf.index_fill_(0, rows.to(leaf.device), value)
+            return True
+        for leaf in leaves:
+            leaf[terms] = value
+        return True
+
+    def _takes_number(self, value: float, leaves: list[Tensor]) -> bool:
+        """Collect the tensors, if each can be filled with a number. False if anything needs a closer look."""
+        if self._state & (READONLY | MAPPED):
+            return False
+        fits_ints = type(value) is bool or (type(value) is int and 0 <= value < 128)
+        if not fits_ints and not -_HALF <= value <= _HALF:
+            return False
+        for mine in self._data.values():
+            if type(mine) is Tensor:
+                dtype = mine.dtype
+                if (
+                    dtype not in _NUMPY
+                    or not (fits_ints or dtype.is_floating_point)
+                    or mine.requires_grad
+                    or mine.is_nested
+                    or mine.is_meta
+                    or not mine.is_contiguous()
+                ):
+                    return False
+                leaves.append(mine)
+            elif not (isinstance(mine, IndexedTree) and mine._takes_number(value, leaves)):
+                return False
+        return True
+
+    def _write_views(self, index: Any, value: Any) -> bool:
+        """Write a TensorDict of the same structure and dtypes at an int, a slice or `...`.
+
+        False, and nothing done, if anything needs a closer look.
+        """
+        batch, kind = self._batch_size, type(index)
+        if not isinstance(value, IndexedTree) or self._state & (READONLY | MAPPED):
+            return False
+        if index is Ellipsis:
+            if value._batch_size != batch:
+                return False
+        elif not batch:
+            return False
+        elif kind is int and -batch[0] <= index < batch[0]:
             if value._batch_size != batch[1:]:
                 return False
         elif kind is slice and (index.step is None or index.step > 0):

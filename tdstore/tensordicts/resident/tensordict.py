@@ -27,7 +27,7 @@ from tdstore.errors import ArgumentKindError, InvalidArgumentError, KeyNotFoundE
 from tdstore.index.shapes import as_size
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident.indexing import IndexedTree, same_value
-from tdstore.tensordicts.resident.write_checks import check_copies, copy_all
+from tdstore.tensordicts.resident.write_checks import are_plain, check_copies, copy_all, copy_plain
 from tdstore.types import Entry, IndexType, Names, NestedKey
 
 
@@ -241,6 +241,35 @@ class TensorDict(IndexedTree):
             node._name_after(made)
         return self
 
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
+        mine = self._plain_leaf(key) if type(item) is Tensor else None
+        if mine is not None and are_plain(((mine, item),)) and mine.shape == item.shape:
+            copy_plain((mine,), (item,))
+            return self
+        return super().set_(key, item)
+
+    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+        mine = self._plain_leaf(key) if type(value) is Tensor and type(index) in (int, slice) else None
+        if mine is not None and not HOLES and are_plain(((mine, value),)):
+            try:
+                part = mine[index]
+            except (IndexError, ValueError):
+                return super().set_at_(key, value, index)  # which raises
+            if part.shape == value.shape:
+                part.copy_(value)
+                return self
+        return super().set_at_(key, value, index)
+
+    def _plain_leaf(self, key: NestedKey) -> Tensor | None:
+        """Return the tensor at a key, if it and all on the way to it are plain and can be written."""
+        node: Any = self
+        path = key if type(key) is tuple else (key,)
+        for part in path:
+            if type(node) is not TensorDict or type(part) is not str or node._state & READONLY:
+                return None
+            node = node._data.get(part)
+        return node if type(node) is Tensor and not node.is_nested else None
+
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
         source = input_dict_or_td
         plain = type(source) is dict or type(source) is TensorDict
@@ -314,9 +343,13 @@ class TensorDict(IndexedTree):
         return super().update_(input_dict_or_td, clone, keys_to_update=keys_to_update, **kwargs)
 
     def _update_in_place(self, source: Any, at: tuple[Any] | None, keys_to_update: Any) -> Self:
-        if at is None and keys_to_update is None and (pairs := self._pairs(source)) is not None:
-            copy_all(pairs)
-            return self
+        if keys_to_update is None:
+            if at is None:
+                if (pairs := self._pairs(source)) is not None:
+                    copy_all(pairs)
+                    return self
+            elif len(at) == 1 and self._write_views(at[0], source):
+                return self
         return super()._update_in_place(source, at, keys_to_update)
 
     def _plan_in_place(self, changes: Any, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> None:
