@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import inspect
 import os
@@ -133,6 +134,7 @@ class StoreSetup:
         reason = self.deviations.get(name) or self.deviations.get(name.partition("[")[0])
         if reason:
             request.node.add_marker(pytest.mark.xfail(strict=True, reason=f"declared deviation: {reason}"))
+        request.node.obj = with_promise(request.node.obj)
         with ExitStack() as self._stack:
             yield
 
@@ -276,6 +278,23 @@ class StoreSetup:
         for name in self.deviations:
             near = difflib.get_close_matches(name, known, 1)
             assert name in known, f"deviations names {name!r}, which is no test; nearest: {near}"
+
+
+def with_promise(test: Callable[..., object]) -> Callable[..., object]:
+    """Return a test that says what it promises also where the store raises an error that nobody expects."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> object:
+        try:
+            return test(*args, **kwargs)
+        except AssertionError:
+            raise
+        except Exception as error:
+            promise = (inspect.getdoc(test) or test.__name__).partition("\n")[0]
+            error.add_note(f"The store raised this where no error is expected.\nThe test: {promise}")
+            raise
+
+    return run
 
 
 def able(caps: Cap) -> str:

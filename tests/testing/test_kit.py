@@ -15,6 +15,7 @@ from tdstore.errors import TransientError
 from tdstore.header import Header
 from tdstore.testing import CountingStore, FlakyStore, SlowStore, StoreTests, WrappedStore
 from tdstore.testing.processes.warm import python
+from tdstore.testing.setup import with_promise
 from tdstore.types import LeafSpec, Read, Write
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,18 @@ def test_deviations():
     assert stale["test_round_trip_dtype[bfloat16]"].startswith("FAILED: [XPASS(strict)]")
     assert stale["test_round_trip_dtype[float32]"] == "PASSED: "
     assert stale["test_deviations_name_tests"].startswith("FAILED: AssertionError: deviations names 'test_delet_all_or")
+
+
+def test_an_error_that_nobody_expects_comes_with_the_promise():
+    class Broken(StoreTests):
+        def test_reopen(self):
+            """Check that all is there again."""
+            raise KeyError("an error of the store")
+
+    with pytest.raises(KeyError) as caught:
+        with_promise(Broken().test_reopen)()
+    (note,) = caught.value.__notes__
+    assert note == "The store raised this where no error is expected.\nThe test: Check that all is there again."
 
 
 def test_the_kit_has_some_sixty_tests():

@@ -17,7 +17,7 @@ from hypothesis import Phase, settings
 from tdstore.builtin.memory import MemoryStore
 from tdstore.store import Store
 from tdstore.testing import StoreTests
-from tests.testing import wrong_files, wrong_modes, wrong_stores
+from tests.testing import wrong_files, wrong_modes, wrong_places, wrong_stores
 from tests.testing.verdicts import CAUGHT
 from tests.testing.wrong_bytestore import ByteStore, open_bytes
 
@@ -88,9 +88,18 @@ class TestSqliteStore(Files):
     backend = wrong_files.BACKENDS["SqliteStore"]
 
 
+class TestHookedStore(Files):
+    __test__ = True
+    open = staticmethod(wrong_places.OPENERS["HookedStore"])
+    backend = wrong_places.BACKENDS["HookedStore"]
+
+
 # -- wrong stores ---------------------------------------------------------------------------
 FIELDS: dict[str, dict[str, Any]] = {
     "WaitsForEver": {"waiting": 2},
+    "WaitsInCommit": {"waiting": 4},
+    "RemoveWaits": {"waiting": 4},
+    "AsyncByName": {"caps": wrong_places.AsyncByName.caps},
     "WaitingDel": {"patience": 3},
     "HiddenFlag": {"caps": wrong_stores.HiddenFlag.caps},  # its author hides it here too
     "IgnoredIndex": {"max_examples": 30},
@@ -118,6 +127,10 @@ for _cls in wrong_files.WRONG:
     must_fail(Files, _cls, open=staticmethod(wrong_files.OPENERS[_name]), backend=wrong_files.BACKENDS[_name])
 for _cls in wrong_modes.MODES:
     must_fail(Files, _cls, open=staticmethod(wrong_modes.OPENERS[_cls.__name__]))
+for _cls in wrong_places.PLACES:
+    _name = _cls.__name__
+    _hooks = {"backend": wrong_places.BACKENDS[_name]} if _name in wrong_places.BACKENDS else {}
+    must_fail(Files, _cls, open=staticmethod(wrong_places.OPENERS[_name]), **_hooks)
 
 
 def test_the_table_is_about_the_wrong_stores():

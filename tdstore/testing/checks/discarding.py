@@ -18,6 +18,8 @@ from tdstore.testing.comparing import (
     check_paths,
     check_same,
     check_unchanged,
+    error_name,
+    failure,
     raises,
 )
 from tdstore.testing.samples import assign, rows, sample
@@ -75,6 +77,17 @@ EVERYTHING = (*ROWS, "longer", "create", "swap", "delete")
 NEEDS = {"write-rows": Cap.PARTIAL_WRITE, "longer": Cap.RESIZE, "shorter": Cap.RESIZE}
 
 
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """Let no file of this process grow over a size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 class DiscardTests(StoreSetup):
     """Tests that uncommitted changes can be discarded, and that `close` drops them."""
 
@@ -84,12 +97,8 @@ class DiscardTests(StoreSetup):
         if local_path(location) is None:
             yield
             return
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
-        try:
+        with limited(1 << 16):
             yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     def changed(self, store: Store, *names: str) -> None:
         """Make the changes of these names, as far as the store declares the abilities for them."""
@@ -291,6 +300,9 @@ class DiscardTests(StoreSetup):
                 refused = error
                 with suppress(StoreError):
                     store.close()
+            except Exception as error:
+                what = f"the storage refused {mib} MiB of data (EFBIG) before {end}(): a StoreError is expected"
+                raise failure(f"{what}, not {error_name(type(error))}: {error}") from error
         with self.opened(location) as reader:
             if refused is None:
                 what = f"the storage refused {mib} MiB of data (EFBIG) before {end}(), and no error was raised"
@@ -301,6 +313,39 @@ class DiscardTests(StoreSetup):
                     old = {**OLD, ("big",): reader.read([Read(("big",))])[0]}
                 check_leaves(read_all(reader), old, what)
                 check_header(reader.load_header(), HEADER, f"{what}: the header")
+        if mib == REFUSED[0] and type(self).refusing is DiscardTests.refusing:
+            self._refuse_the_commit(location, end)
+
+    def _refuse_the_commit(self, location: Location, end: str) -> None:
+        """Let the storage take a write, and refuse whatever the commit would add to a file."""
+        __tracebackhide__ = True
+        path = local_path(location)
+        if path is None:
+            return
+        self.saved(location, OLD, HEADER)
+        new = {**OLD, ("a",): sample("float32", (6, 4), 1)}
+        store = self.made(location, "r+")
+        store.write([Write(("a",), (), new[("a",)])])
+        largest = max(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
+        what = f"the storage took a write, and lets no file grow over {largest} bytes at {end}()"
+        refused: StoreError | None = None
+        with limited(largest):
+            try:
+                if end == "save_header":
+                    store.save_header(header_for(new))
+                store.close()
+            except StoreError as error:
+                refused = error
+                with suppress(StoreError):
+                    store.close()
+            except Exception as error:
+                raise failure(f"{what}: a StoreError is expected, not {error_name(type(error))}: {error}") from error
+        with self.opened(location) as reader:
+            got = read_all(reader)
+            if refused is None:
+                check_leaves(got, new, f"{what}, and no error was raised")
+            elif not (Cap.VIEW in self.caps and same_leaves(got, new)):
+                check_leaves(got, OLD, f"{what} ({refused})")
 
     def test_discard_is_refused(self, location: Location) -> None:
         """Check that a read-only store raises `ReadOnlyError`, and a closed one `StoreClosedError`."""

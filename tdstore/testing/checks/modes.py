@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.header import Group, Header
-from tdstore.io.housekeeping import delete, exists, info
+from tdstore.hookspecs import Backend
+from tdstore.io.housekeeping import delete, exists, info, list_datasets
+from tdstore.registry import registry
 from tdstore.store import Cap, Store
 from tdstore.testing.checks.headers import RICH
 from tdstore.testing.comparing import (
@@ -46,6 +49,7 @@ from tdstore.testing.setup import (
     local_path,
     numbers,
     read_all,
+    same_leaves,
 )
 from tdstore.types import LeafSpec, Mode, Path, Read, Write
 
@@ -53,6 +57,8 @@ OLD = {("a",): numbers(4, 3), ("g", "b"): numbers(5).long()}
 NEW = {("a",): numbers(2, 2, start=70), ("c",): numbers(3, start=80)}
 FLIPS = 8
 """Bytes that are flipped, one after the other, until one of them changes what is read."""
+EDGE = 512
+"""Bytes at each end of a file of which some are flipped, one at a time."""
 CUTS = 9
 """How often a third of a file is cut off, until what is read is gone."""
 
@@ -228,15 +234,71 @@ class ModeTests(StoreSetup):
 
     # -- housekeeping --------------------------------------------------------------------
     def test_exists(self, location: Location) -> None:
-        """Check that `tdstore.exists` and `tdstore.info` know a place before its first commit and after it."""
+        """Check that `tdstore.exists`, `info` and `list_datasets` know a place from its first commit, and no other."""
         self.needs(Cap.PERSISTENT)
         backend = self.declaration()
+        if (path := local_path(location)) is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        before = self.fingerprint(location)
         check_equal(exists(location, storage=backend, **self.options), False, "exists() where nothing is")
+        check_unchanged(before, self.fingerprint(location), "exists() where nothing is")
         self.saved(location, OLD)
         check_equal(exists(location, storage=backend, **self.options), True, "exists() where a dataset is")
         found = info(location, storage=backend, **self.options)
         check_equal({p: (s.shape, s.dtype) for p, s in found.leaves.items()}, _shapes(OLD), "leaves of info()")
         check_equal(found.batch_size, header_for(OLD).groups[()].batch_size, "batch size of info()")
+        self._check_listed(location, backend)
+        if path is not None and path.is_file():
+            with path.open("r+b") as file:
+                file.truncate(path.stat().st_size // 2)
+            with suppress(StoreError):
+                if not exists(location, storage=backend, **self.options):
+                    raise failure(
+                        "exists() is False where a dataset is that was cut short: nothing is not what is there"
+                    )
+
+    def _check_listed(self, location: Location, backend: Backend) -> None:
+        """Look for what a backend lists: the place itself, and of a folder all that is in it, and below."""
+        __tracebackhide__ = True
+        path = local_path(location)
+        if not backend.list:  # the core looks for places that it recognises
+            known = None if path is None else registry().resolve(str(path))
+            if known is None or known.name != backend.name:
+                return
+        self._check_list(str(location), backend, OLD)
+        if path is None or "://" in str(location):
+            return
+        for place, leaves in ((path.parent / "below" / "it" / path.name, NEW), (path.with_name(f"z-{path.name}"), OLD)):
+            self.saved(place, leaves)
+        for name in ("notes.txt", f"damaged{path.suffix or '.bin'}"):
+            path.with_name(name).write_bytes(b"no dataset")
+        self._check_list(str(path.parent), backend, NEW, OLD, OLD)
+        with raises(StoreNotFoundError, doing="list_datasets() of a folder that is not there"):
+            list_datasets(str(path.parent / "no such folder"), storage=backend, **self.options)
+
+    def _check_list(self, place: str, backend: Backend, *datasets: Leaves) -> None:
+        __tracebackhide__ = True
+        try:
+            found = list_datasets(place, storage=backend, **self.options)
+        except StoreError as error:
+            raise failure(f"list_datasets() of {place!r}, where {len(datasets)} datasets are: {error}") from error
+        what = f"list_datasets() of {place!r}, where {len(datasets)} datasets are, gives {found}"
+        held = list[dict[Path, torch.Tensor]]()
+        for one in found:
+            try:
+                with self.opened(one) as store:
+                    held.append(read_all(store))
+            except StoreError as error:
+                raise failure(f"{what}: {one!r} does not open: {error}") from error
+        if len(set(found)) != len(found):
+            raise failure(f"{what}: one of them twice")
+        if len(found) != len(datasets):
+            raise failure(what)
+        for leaves in datasets:
+            same = next((one for one in held if same_leaves(one, leaves)), None)
+            if same is None:
+                raise failure(f"{what}: none of these holds what was saved at one of the places")
+            held.remove(same)
 
     def test_delete_place(self, location: Location) -> None:
         """Check that `tdstore.delete` leaves nothing and refuses what is not there; the place can be used again."""
@@ -244,17 +306,38 @@ class ModeTests(StoreSetup):
         self.needs_deletion(location)
         if (path := local_path(location)) is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
+            self.saved(path.with_name(f"beside-{path.name}"), NEW)
+            path.with_name("notes.txt").write_text("of another program")
         before = self.fingerprint(location)
         with raises(StoreNotFoundError, doing="deleting a place where nothing is"):
             delete(location, storage=self.declaration(), **self.options)
         self.saved(location, OLD)
         delete(location, storage=self.declaration(), **self.options)
-        check_unchanged(before, self.fingerprint(location), "what delete() left")
+        check_unchanged(before, self.fingerprint(location), "what delete() left, or took with it")
         check_equal(exists(location, storage=self.declaration(), **self.options), False, "exists() after delete()")
+        self._check_not_deleted(location)
         with raises(StoreNotFoundError, doing="opening a place that was deleted"):
             self.opened(location)
         self.saved(location, NEW)
         check_leaves(read_all(self.opened(location)), NEW, "saved where a dataset was deleted")
+
+    def _check_not_deleted(self, location: Location) -> None:
+        """Look whether a file of another program stays where a dataset of the backend could be."""
+        __tracebackhide__ = True
+        path = local_path(location)
+        if path is None or "://" in str(location):
+            return
+        path.write_bytes(b"of another program " * 64)
+        before, backend = self.fingerprint(location), self.declaration()
+        with raises(StoreError, doing="delete() of a file of another program"):
+            delete(location, storage=backend, **self.options)
+        check_unchanged(before, self.fingerprint(location), "delete() of a file of another program")
+        try:
+            found = exists(location, storage=backend, **self.options)
+        except StoreError:
+            found = False
+        check_equal(found, False, "exists() where a file of another program is")
+        path.unlink()
 
     def test_read_only(self, location: Location) -> None:
         """Check that a store opened with "r" refuses every change with `ReadOnlyError` and stays unchanged."""
@@ -327,28 +410,56 @@ class ModeTests(StoreSetup):
             check_equal(store.verify(), [], "faults that verify finds in a store that has none")
         for _ in range(FLIPS):
             self.corrupt(location)
-            faults: list[Path] = []
             try:
                 with self.opened(location) as store:
+                    if faults := self._faults(store):
+                        blamed = [fault.path for fault in store.verify([("small",)])]
+                        check_equal(blamed, [], "faults of leaf 'small', which is not damaged")
+                        check_equal(faults, [("big",)], "leaves that verify() names where a byte of 'big' was flipped")
+                        return
                     got = read_all(store)
-                    faults = [fault.path for fault in store.verify()]
-                    blamed = [fault.path for fault in store.verify([("small",)])]
-                    check_equal(blamed, [], "faults of leaf 'small', which is not damaged")
             except StoreError:
-                return
-            if faults:
-                check_equal(faults, [("big",)], "leaves that verify() names where a byte of leaf 'big' was flipped")
                 return
             check_leaves(got, leaves, "a flipped byte went unnoticed: no error, and verify() is []")
             if type(self).corrupt is not StoreSetup.corrupt:
                 raise failure("corrupt() of the class changed nothing that is read: it must flip a byte of a leaf")
         pytest.skip(f"{FLIPS} flipped bytes changed nothing that is read: override corrupt()")
 
+    def _faults(self, store: Store) -> list[Path]:
+        """Return the leaves that `verify` names. It may raise where no leaf can be read, and not for one leaf."""
+        __tracebackhide__ = True
+        try:
+            return [fault.path for fault in store.verify()]
+        except StoreError as error:
+            store.read([Read(("small",))])
+            raise failure(
+                f"verify() raises {error_name(type(error))}, and not a Fault for each damaged leaf: {error}"
+            ) from error
+
+    def _check_all_faults(self, location: Location, leaves: Leaves) -> None:
+        """Flip a byte in the last row of each of several leaves, where these can be found: `verify` names them all."""
+        __tracebackhide__ = True
+        for value in leaves.values():
+            row = value[-1].numpy().tobytes()
+            file = next((one for one in local_files(location) if row in one.read_bytes()), None)
+            if file is None:
+                return
+            good = file.read_bytes()
+            at = good.rfind(row)
+            file.write_bytes(good[:at] + bytes([good[at] ^ 0x10]) + good[at + 1 :])
+        try:
+            with self.opened(location) as store:
+                found = sorted(fault.path for fault in store.verify())
+        except StoreError:
+            return  # it cannot be opened
+        check_equal(found, sorted(leaves), "leaves that verify() names where a byte of each was flipped")
+
     def test_corruption_noticed_anywhere(self, location: Location) -> None:
         """Check that a flipped byte anywhere, also in the last row, is detected, or changes nothing that is read."""
         self.needs(Cap.PERSISTENT)
         big = sample("uint8", (1 << 9, 1 << 7))
-        self.saved(location, {("big",): big})
+        both = {("big",): big, ("other",): sample("uint8", (1 << 8, 1 << 7), 1)}
+        self.saved(location, both)
         with self.opened(location) as store:
             if type(store).verify is Store.verify:
                 pytest.skip("the store keeps no checksums (it does not override verify)")
@@ -356,7 +467,9 @@ class ModeTests(StoreSetup):
         file = next((one for one in local_files(location) if row in one.read_bytes()), largest_file(location))
         good = file.read_bytes()
         last = good.rfind(row)  # -1 where rows are not stored as they are
-        for at in (last, *(len(good) * i // 8 for i in range(8))):
+        ends = range(0, min(len(good), EDGE), EDGE // 16)  # a header, or a catalogue, is often there
+        places = {*(len(good) * i // 8 for i in range(8)), *ends, *(len(good) - 1 - at for at in ends)}
+        for at in (last, *sorted(places)):
             if at < 0:
                 continue
             where = ", in the last row," if at == last else ""
@@ -375,11 +488,16 @@ class ModeTests(StoreSetup):
                     faults = store.verify()
             except StoreError:
                 continue
+            except Exception as error:
+                text = f"byte {at} of {len(good)} of {file.name}{where} was flipped: a StoreError is expected"
+                raise failure(f"{text}, not {error_name(type(error))}: {error}") from error
             if not faults and (differs := difference(got, big)):
                 raise failure(
                     f"byte {at} of {len(good)} of {file.name}{where} was flipped, and no error was raised: "
                     f"verify() is [], and leaf 'big' is read with {differs}"
                 )
+        file.write_bytes(good)
+        self._check_all_faults(location, both)
 
     def test_any_cut_noticed(self, location: Location) -> None:
         """Check that each file may be cut to any length: what is read stays the same, or it is a `StoreError`."""

@@ -39,6 +39,8 @@ MANY: Leaves = {**OLD, **{("many", str(i)): numbers(4 + i, start=i) for i in ran
 """So many that a `read` spends a good part of its time between two of them."""
 MOMENTS = {"replace": 5, "change": 14}
 """Moments of one `read` at which another process commits: by a save, and by rows in place."""
+STOPS = (0.5, 0.9)
+"""Parts of a commit, counted by the functions that it calls, after which a process stops."""
 STRIDE = 7
 """Calls of functions after which a commit that was refused is tried again."""
 TRYING = 2.0
@@ -247,7 +249,6 @@ class RivalTests(SharingTests):
             in_time(partial(self._use_locked, location, mode, doing), doing, self.waiting)
         with suppress(AssertionError):  # its rows may be of a store that mode "w" has replaced
             child.ask("close")
-        child.close()
         with self.opened(location) as store:
             for path, tensor in zip(OLD, store.read([Read(path) for path in OLD]), strict=True):
                 allowed = [OLD[path], OLD[path] + 1] + [filled_with(OLD[path], 7.0)] * (path == ("a",))
@@ -256,6 +257,22 @@ class RivalTests(SharingTests):
                         f"two writers, one after the other: leaf {path_text(path)} holds values of neither: "
                         f"{difference(tensor, OLD[path])}"
                     )
+        self._beside_a_stopped_commit(location, child)
+        child.close()
+
+    def _beside_a_stopped_commit(self, location: Location, child: Child) -> None:
+        """Use the place while another process has stopped in its commit: some stores have a lock for so long only."""
+        __tracebackhide__ = True
+        self.saved(location, OLD)
+        for moment in STOPS:
+            try:
+                if child.ask("stop_in_commit", 7, moment) != "stopped":
+                    return  # it was refused
+            except AssertionError as error:
+                raise failure(f"a commit in place: {error}") from error
+            doing = "mode 'r+' where another process has stopped in its commit"
+            in_time(partial(self._use_locked, location, "r+", doing), doing, self.waiting)
+            child.ask("go_on")
 
     def test_delete_while_written(self, location: Location) -> None:
         """Check that a place which another process writes is not deleted, or wholly: never in part.
@@ -268,8 +285,9 @@ class RivalTests(SharingTests):
         child = self.child(location, "r+")
         child.ask("hold", ("a",), 7.0)
         backend = self.declaration()
+        work = partial(delete, location, storage=backend, **self.at_once(), **self.options)
         try:
-            delete(location, storage=backend, **self.at_once(), **self.options)
+            in_time(work, "deleting a place that another process writes", self.waiting)
         except StoreBusyError:
             child.ask("close")
             with self.opened(location) as store:
@@ -353,7 +371,7 @@ class RivalTests(SharingTests):
         """Check that a writer which opened before another one committed is refused, or keeps what that one changed."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         self.needs_name(location)
-        for change in ("rows", "a new leaf"):
+        for change in ("rows", "a new leaf", "a save over it"):
             for end in ("save_header", "close"):
                 self.saved(location, OLD)
                 self._commit_late(location, change, end)
@@ -362,11 +380,13 @@ class RivalTests(SharingTests):
         """Open two writers, let the second one commit and then the first one, and look at what is there."""
         __tracebackhide__ = True
         late = {("c",): OLD["c",] + 1}
-        early = {("a",): OLD["a",] + 7} if change == "rows" else {("new",): numbers(4)}
+        early = {("new",): numbers(4)} if change == "a new leaf" else {("a",): OLD["a",] + 7}
         stale = self.opened(location, "r+", **self.at_once())
         try:
-            with self.made(location, "r+", **self.at_once()) as other:
-                if change == "rows":
+            with self.made(location, "w" if change == "a save over it" else "r+", **self.at_once()) as other:
+                if change == "a save over it":
+                    fill(other, {**OLD, **early})
+                elif change == "rows":
                     other.write([Write(path, (), value) for path, value in early.items()])
                 else:
                     fill(other, early)
@@ -388,6 +408,8 @@ class RivalTests(SharingTests):
                 stale.close()
         except Exception as error:
             raise failure(f"{what}: a StoreError is expected, not {type(error).__name__}: {error}") from error
+        if change == "a save over it" and end == "close":
+            late = {}  # rows of a store that was replaced: their close has nothing to commit to
         with self.opened(location) as store:
             check_paths(store.paths(), {**OLD, **early}, f"{what}: the second commit took back the first")
             for path, value in {**OLD, **early, **({} if refused else late)}.items():

@@ -90,6 +90,14 @@ class WriteTests(StoreSetup):
         store = self.holding(location, values)
         for path, value in values.items():
             check_same(store.read([Read(path)])[0], value.contiguous(), path)
+        if Cap.PARTIAL_WRITE not in self.caps:
+            return
+        permuted = numbers(5, 3, 4).permute(0, 2, 1)  # as `td.permute_features_` writes blocks of rows
+        for term in (slice(1, 6, 1), rows(6, 0, 3, 5, 2)):
+            store.create({("a",): LeafSpec((8, 4, 3), "float32")})
+            store.write([Write(("a",), (term,), permuted)])
+            want = assign(torch.zeros(8, 4, 3), (term,), permuted)
+            check_same(store.read([Read(("a",))])[0], want, f"rows {term} of a transposed value")
 
     @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
     def test_write_conjugate(self, location: Location, dtype: str) -> None:
@@ -198,6 +206,13 @@ class WriteTests(StoreSetup):
             assign(torch.zeros(7, 3), (picked,), value),
             "7 rows written 800 times in one index",
         )
+        long = torch.arange(9000, dtype=torch.int32)
+        store.create({("long",): LeafSpec(long.shape, "int32", fill_value=-1)})
+        for term in (slice(3, 8999, 1), slice(1, 9000, 2), torch.randperm(9000, generator=torch.Generator())[:4000]):
+            store.write([Write(("long",), (slice(0, 9000, 1),), torch.full_like(long, -1))])
+            store.write([Write(("long",), (term,), long[term])])
+            want = assign(torch.full_like(long, -1), (term,), long[term])
+            check_same(store.read([Read(("long",))])[0], want, "thousands of rows of 4 bytes, written in one index")
 
     def test_write_batch_in_order(self, location: Location) -> None:
         """Check that writes of one batch to one leaf take effect in their order."""

@@ -120,9 +120,10 @@ def filled_with(value: torch.Tensor, number: float) -> torch.Tensor:
 class _Commands:
     """The commands of a child."""
 
-    def __init__(self, store: Store, open_again: Callable[[Mode], Store]) -> None:
+    def __init__(self, store: Store, open_again: Callable[[Mode], Store], stopped: Callable[[str], object]) -> None:
         self.store = store
         self.open_again = open_again
+        self.stopped = stopped
 
     def digests(self) -> dict[Path, str]:
         """Return a hash of dtype, shape and bits for every leaf, by path."""
@@ -168,7 +169,36 @@ class _Commands:
         """Fill all leaves with a number in place, and commit a header of that batch size."""
         return self._commit("r+", number, None)
 
-    def _commit(self, mode: Mode, number: int, leaves: dict[Path, LeafSpec] | None) -> str:
+    def stop_in_commit(self, number: int, part: float) -> str:
+        """Fill all leaves with a number, and stop in the middle of the commit, until `go_on` is asked for.
+
+        Args:
+            number: the number.
+            part: of the functions that a commit calls, those that are called before.
+
+        Returns:
+            "stopped"; or the text of an error of tdstore. `go_on` returns what the commit said.
+        """
+        calls = 0
+
+        def count(frame: object, event: str, arg: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        def stop(frame: object, event: str, arg: object) -> None:
+            nonlocal calls
+            calls -= event in ("call", "c_call")
+            if calls < 0:
+                sys.setprofile(None)
+                self.stopped("stopped")
+
+        said = self._commit("r+", number, None, count)
+        if said:
+            return said
+        calls = round(calls * part)
+        return self._commit("r+", number, None, stop)
+
+    def _commit(self, mode: Mode, number: int, leaves: dict[Path, LeafSpec] | None, profile: Any = None) -> str:
         """Open, change and commit; the result is the text of an error of tdstore."""
         try:
             with self.open_again(mode) as store:
@@ -177,7 +207,11 @@ class _Commands:
                 specs = leaves or dict(zip(paths := list(store.paths()), store.specs(paths), strict=True))
                 values = {path: torch.full(spec.shape, number, dtype=spec.dtype) for path, spec in specs.items()}
                 store.write([Write(path, (), value) for path, value in values.items()])
-                store.save_header(Header({(): Group(batch_size=(number,))}))
+                sys.setprofile(profile)
+                try:
+                    store.save_header(Header({(): Group(batch_size=(number,))}))
+                finally:
+                    sys.setprofile(None)
         except TDStoreError as error:
             return f"{type(error).__name__}: {error}"
         return ""
@@ -208,7 +242,12 @@ def serve(job: dict[str, Any]) -> None:
         raise
     _answer(answers, "ok", None)
     with store:
-        commands = _Commands(store, open_it)
+
+        def stopped(said: str) -> None:
+            _answer(answers, "ok", said)
+            sys.stdin.readline()
+
+        commands = _Commands(store, open_it, stopped)
         for line in sys.stdin:
             command, args = json.loads(line)
             try:

@@ -375,13 +375,13 @@ def _end_at_once(job: Mapping[str, Any]) -> None:
 def _carry(job: Mapping[str, Any]) -> None:
     """Write, fork, let the child end in order, and end this process by a kill, or after a close.
 
-    In one event the child closes what its parent opened before it ends.
+    In two events the child closes what its parent opened before it ends.
     """
-    closed = job["event"] == "carried-closed"
+    closed = job["event"] in ("carried-closed", "carried-closed-by-both")
     opened = vars(_main)["td"] = _large_write(job) if closed else _written(job)
     pid = os.fork()
     if not pid:
-        if job["event"] == "carried-closed-in-child":
+        if job["event"] in ("carried-closed-in-child", "carried-closed-by-both"):
             with suppress(StoreError):
                 opened.close()
         del opened
@@ -392,16 +392,21 @@ def _carry(job: Mapping[str, Any]) -> None:
     if status:
         _remark(f"a forked child that did nothing ended with status {status}")
     if closed:
+        did = "ended" if job["event"] == "carried-closed" else "called close() and ended"
         try:
+            if job["mode"] == "w":
+                opened.save_header(HEADER)
             opened.close()
         except Exception as error:
-            _remark(f"the parent cannot commit after its forked child ended: {type(error).__name__}: {error}")
+            _remark(f"the parent cannot commit after its forked child {did}: {type(error).__name__}: {error}")
     os._exit(0)
 
 
 def _large_write(job: Mapping[str, Any]) -> Store:
     """Return a store that was opened alone, with no container to keep it, and has a large uncommitted write."""
-    store = registry().open(_backend(job), job["location"], mode="r+", **decode_value(job["options"]))
+    store = registry().open(_backend(job), job["location"], mode=job["mode"], **decode_value(job["options"]))
+    if job["mode"] == "w":
+        fill(store, {**OLD, **CARRIED})
     store.write([Write(path, (), value + 1) for path, value in CARRIED.items()])
     _write(store)
     return store
@@ -458,6 +463,7 @@ EVENTS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "os._exit": _end_at_once,
     "SIGKILL": _kill(signal.SIGKILL),
     "carried-closed": _carry,
+    "carried-closed-by-both": _carry,
     "carried-killed": _carry,
     "carried-closed-in-child": _carry,
     "both": _read_in_both,
