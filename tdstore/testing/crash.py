@@ -474,7 +474,7 @@ class CrashTests(FullDiskTests):
     def test_flipped_bits(self, location: Location, layout: str) -> None:
         """Check that every flip is detected with the options of `reading`, or changes no value that is read."""
         if not self.reading:
-            pytest.skip("the class names no options that check everything")
+            pytest.skip("the class names no options in `reading` that compare everything, such as verify='full'")
         save_leaves(self.made, location, OLD, values={"s": "text"}, **self.layouts[layout])
         path = local_path(location)
         assert path is not None, f"{location} is not local: override test_flipped_bits"

@@ -380,4 +380,11 @@ CAUGHT: tuple[tuple[str, str, str], ...] = (
         "test_corruption_noticed",
         "leaves that verify() names where a byte of 'big' was flipped: [('small',)] instead of [('big',)]",
     ),
+    (
+        "HeaderTooEarly",
+        "test_refusal_of_the_storage_is_an_error[1-save_header]",
+        "and load_header() is the refused one",
+    ),
+    ("UndoesForwards", "test_write_that_the_storage_refuses", "a write of three leaves that the storage refused"),
+    ("TokenWipes", "test_second_process_reads", "tells others to open it with 'w', which wipes it"),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Sequence
@@ -226,6 +227,36 @@ class LogFirstSilent(LogFirst):
         return False
 
 
+class HeaderTooEarly(LogFirst):
+    """Takes a header before it is committed."""
+
+    def _tell(self):
+        try:
+            return super()._tell()
+        except OSError as error:
+            raise StoreIOError(f"{self.url}: {error}", url=self.url, errno=error.errno) from error
+
+    def save_header(self, header):
+        self._header = header
+        super().save_header(header)
+
+
+class UndoesForwards(SqliteStore):
+    """Takes back a refused `write` from its beginning: of a leaf that it wrote twice, the first value stays."""
+
+    def write(self, writes):
+        before = list[tuple[Any, Any]]()
+        try:
+            for w in writes:
+                before.append((w.path, self._leaves[w.path]))
+                super().write([w])
+                with tempfile.TemporaryFile(dir=os.path.dirname(self.url)) as spilled:
+                    spilled.write(to_numpy(w.value.contiguous()).tobytes())
+        except OSError as error:
+            self._leaves.update(before)
+            raise StoreIOError(f"{self.url}: {error}", url=self.url, errno=error.errno) from error
+
+
 class ChildCleansUp(SqliteStore):
     """Has a temporary file up to its first commit, and removes it when it is closed, in any process."""
 
@@ -248,6 +279,13 @@ class ChildCleansUp(SqliteStore):
             with suppress(FileNotFoundError):
                 os.unlink(f"{self.url}.part")
         super().close()
+
+
+class TokenWipes(SqliteStore):
+    """Tells others to open it as it was opened."""
+
+    def reopen_token(self):
+        return self.url, "w" if self.writable else "r", {}
 
 
 class Talks(SqliteStore):
@@ -371,7 +409,7 @@ HOOKED: tuple[type[HookedStore], ...] = (
 PLACES: tuple[type[SqliteStore], ...] = (
     *HOOKED, WaitsInCommit, WritesIntoTheOld, LogFirstBare, LogFirstSilent, ChildCleansUp, Talks, BareErrorsOfDamage,
     VerifiesAll, VerifiesToFirst, VerifyRaises, BlamesAnother, RowsInMemoryOrder, FirstThousand, AsyncByName,
-    NormalisedDouble,
+    NormalisedDouble, TokenWipes, HeaderTooEarly, UndoesForwards,
 )  # fmt: skip
 OPENERS = {cls.__name__: _opener(cls) for cls in (HookedStore, *PLACES)}
 for _cls in (HookedStore, *HOOKED):

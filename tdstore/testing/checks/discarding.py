@@ -269,9 +269,10 @@ class DiscardTests(StoreSetup):
         store.save_header(header_for(before))
         store.write([Write(("c",), (), now["c",])])
         values = {("a",): sample("float32", (6, 4), 1), ("big",): BIG, ("g", "b"): OLD["g", "b"] + 1}
+        twice = [Write(("a",), (), sample("float32", (6, 4), 2))]  # what is undone goes back beyond both
         with self.refusing(location):
             try:
-                store.write([Write(path, (), value) for path, value in values.items()])
+                store.write(twice + [Write(path, (), value) for path, value in values.items()])
             except StoreError as error:
                 got = read_all(store)
                 if not same_leaves(got, before):
@@ -336,6 +337,11 @@ class DiscardTests(StoreSetup):
                 store.close()
             except StoreError as error:
                 refused = error
+                with suppress(StoreError):
+                    if store.load_header() == header_for(new):
+                        raise failure(
+                            f"{what}: save_header() raised {error}, and load_header() is the refused one"
+                        ) from error
                 with suppress(StoreError):
                     store.close()
             except Exception as error:

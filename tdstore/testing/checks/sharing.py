@@ -15,12 +15,14 @@ import torch
 from tdstore.errors import StoreBusyError, StoreError, TDStoreError
 from tdstore.header import Group, Header, decode_header
 from tdstore.io.housekeeping import delete, exists
+from tdstore.registry import registry
 from tdstore.store import Cap, Store
 from tdstore.testing.checks.headers import RICH
 from tdstore.testing.comparing import (
     check_digests,
     check_equal,
     check_header,
+    check_leaves,
     check_names,
     check_paths,
     check_same,
@@ -30,7 +32,7 @@ from tdstore.testing.comparing import (
 )
 from tdstore.testing.processes.child import Child, filled_with
 from tdstore.testing.samples import sample
-from tdstore.testing.setup import Leaves, Location, StoreSetup, fill, header_for, import_root, numbers
+from tdstore.testing.setup import Leaves, Location, StoreSetup, fill, header_for, import_root, numbers, read_all
 from tdstore.types import LeafSpec, Mode, Read, Write, path_text
 
 OLD: Leaves = {("a",): numbers(6, 4), ("g", "b"): numbers(5).long(), ("c",): numbers(3)}
@@ -78,6 +80,30 @@ class SharingTests(StoreSetup):
         child = self.child(location)
         check_digests(child.ask("digests"), leaves, "a new process reads")
         check_header(decode_header(child.ask("header")), RICH, "the header in a new process")
+        child.close()
+        for mode in ("w", "r") if Cap.WRITE in self.caps else ("r",):
+            self._check_token(location, mode, leaves)
+
+    def _check_token(self, location: Location, mode: Mode, leaves: Leaves) -> None:
+        """Look at what a store tells other processes to open: what a pickled TensorDict is opened by."""
+        __tracebackhide__ = True
+        with self.opened(location, mode) as store:
+            if mode == "w":
+                fill(store, leaves)
+                store.save_header(RICH)
+            token = store.reopen_token()
+        if token is None:
+            return
+        place, how, options = token
+        if how not in ("r", "r+"):
+            raise failure(
+                f"reopen_token() of a store of mode {mode!r} tells others to open it with {how!r}, which wipes it"
+            )
+        opener = type(self).open
+        if opener is None or self.backend is not None:
+            opener = partial(registry().open, self.declaration())
+        with opener(place, mode=how, **options) as again:
+            check_leaves(read_all(again), leaves, f"opened by reopen_token() of a store of mode {mode!r}")
 
     def test_second_process_writes(self, location: Location) -> None:
         """Check that the next opener reads what another process wrote and closed."""
