@@ -262,7 +262,7 @@ class ModeTests(StoreSetup):
         __tracebackhide__ = True
         path = local_path(location)
         if not backend.list:  # the core looks for places that it recognises
-            known = None if path is None else registry().resolve(str(path))
+            known = None if path is None or "://" in str(location) else registry().resolve(str(path))
             if known is None or known.name != backend.name:
                 return
         self._check_list(str(location), backend, OLD)
