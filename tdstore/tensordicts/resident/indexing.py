@@ -206,8 +206,8 @@ class IndexedTree(BindingMixin):
         """Write a number at rows, a mask or terms. False, and nothing done, where a closer look is needed."""
         batch, kind = self._batch_size, type(index)
         leaves: list[Tensor] = []
-        if not batch or HOLES or not self._takes_number(value, leaves):
-            return False
+        if not batch or HOLES or not self._takes_number(value, leaves) or not leaves:
+            return False  # without leaves, nothing would look at the index
         if kind is tuple:
             found = _basic_shape(index, batch)
             if found is None:
@@ -220,7 +220,9 @@ class IndexedTree(BindingMixin):
                 wide = index.reshape(*index.shape, *(1,) * (leaf.ndim - index.ndim))
                 leaf.masked_fill_(wide.to(leaf.device), value)
             return True
-        elif (kind is int and -batch[0] <= index < batch[0]) or (kind is slice and (index.step or 1) > 0):
+        elif (kind is int and -batch[0] <= index < batch[0]) or (
+            kind is slice and (index.step is None or index.step > 0)
+        ):
             terms = index
         else:
             rows = None if traced() else self._rows_of(index)
