@@ -67,4 +67,5 @@ class MemoryStore(TensorStore):
             self._leaves[path] = new
 
     def nbytes_stored(self) -> int | None:
+        self._check_open()
         return sum(t.nbytes for t in self._leaves.values())

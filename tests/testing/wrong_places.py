@@ -380,6 +380,29 @@ class FirstThousand(SqliteStore):
         )
 
 
+# -- facts -------------------------------------------------------------------------------------
+class CountsWhenClosed(SqliteStore):
+    """Tells its size after it was closed."""
+
+    def nbytes_stored(self):
+        return os.path.getsize(self.url) if os.path.exists(self.url) else 1
+
+
+class TakesNoRoom(SqliteStore):
+    """Says that it takes no bytes."""
+
+    def nbytes_stored(self):
+        self._check()
+        return 0
+
+
+class NoLayout(SqliteStore):
+    """Has no layout of leaves without options."""
+
+    def layout(self, path):
+        raise KeyError(path)
+
+
 class AsyncByName(SqliteStore):
     """Declares ASYNC, and has the `aread` that every store has."""
 
@@ -409,6 +432,7 @@ HOOKED: tuple[type[HookedStore], ...] = (
 PLACES: tuple[type[SqliteStore], ...] = (
     *HOOKED, WaitsInCommit, WritesIntoTheOld, LogFirstBare, LogFirstSilent, ChildCleansUp, Talks, BareErrorsOfDamage,
     VerifiesAll, VerifiesToFirst, VerifyRaises, BlamesAnother, RowsInMemoryOrder, FirstThousand, AsyncByName,
+    CountsWhenClosed, TakesNoRoom, NoLayout,
     NormalisedDouble, TokenWipes, HeaderTooEarly, UndoesForwards,
 )  # fmt: skip
 OPENERS = {cls.__name__: _opener(cls) for cls in (HookedStore, *PLACES)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from operator import methodcaller
 
 import pytest
 import torch
@@ -247,6 +248,17 @@ class ModeTests(StoreSetup):
         found = info(location, storage=backend, **self.options)
         check_equal({p: (s.shape, s.dtype) for p, s in found.leaves.items()}, _shapes(OLD), "leaves of info()")
         check_equal(found.batch_size, header_for(OLD).groups[()].batch_size, "batch size of info()")
+        if found.nbytes_stored is not None and found.nbytes_stored <= 0:
+            raise failure(
+                f"nbytes_stored() is {found.nbytes_stored} where leaves of {found.nbytes} bytes are: "
+                "the bytes on the storage are expected, or None"
+            )
+        with self.opened(location) as store:
+            for leaf in OLD:
+                try:
+                    dict(store.layout(leaf))
+                except Exception as error:
+                    raise failure(f"layout({leaf}) of a leaf raises {type(error).__name__}: {error}") from error
         self._check_listed(location, backend)
         if path is not None and path.is_file():
             with path.open("r+b") as file:
@@ -362,6 +374,7 @@ class ModeTests(StoreSetup):
         """Check that after `close` every method raises `StoreClosedError`, and a second `close` is fine."""
         store = self.holding(location, OLD)
         url = store.url
+        facts = [name for name in ("generation", "nbytes_stored") if methodcaller(name)(store) is not None]
         store.close()
         try:
             store.close()
@@ -378,6 +391,7 @@ class ModeTests(StoreSetup):
             calls |= _changes(self.caps)
         if Cap.VIEW in self.caps:
             calls["view"] = lambda s: s.view(("a",))
+        calls |= {name: methodcaller(name) for name in facts}
         for name, call in calls.items():
             with raises(StoreClosedError, doing=f"{name} of a closed store") as caught:
                 call(store)
