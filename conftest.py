@@ -73,6 +73,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{mark}: {meaning}")
 
 
+def pytest_sessionfinish() -> None:
+    """End what still runs: the manager of tensordict's shared values would outlive the run, with its output open."""
+    for child in multiprocessing.active_children():
+        child.kill()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what each test uses; the long ones first: one that comes last is waited for by all."""
