@@ -225,11 +225,12 @@ class IndexedTree(BindingMixin):
         ):
             terms = index
         else:
-            rows = None if traced() else self._rows_of(index)
+            one_mask = kind is Tensor and index.dtype is torch.bool and index.shape == batch[:1]
+            rows = None if traced() else index.nonzero().squeeze(1) if one_mask else self._rows_of(index)
             if rows is None:
                 return False
             for leaf in leaves:
-                leaf.index_fill_(0, rows.to(leaf.device), value)
+                leaf.index_fill_(0, rows if leaf.is_cpu else rows.to(leaf.device), value)
             return True
         for leaf in leaves:
             leaf[terms] = value

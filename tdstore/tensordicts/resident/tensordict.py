@@ -27,7 +27,7 @@ from tdstore.errors import ArgumentKindError, InvalidArgumentError, KeyNotFoundE
 from tdstore.index.shapes import as_size
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident.indexing import IndexedTree, same_value
-from tdstore.tensordicts.resident.write_checks import are_plain, check_copies, copy_all, copy_plain
+from tdstore.tensordicts.resident.write_checks import check_copies, copy_all
 from tdstore.types import Entry, IndexType, Names, NestedKey
 
 
@@ -242,15 +242,17 @@ class TensorDict(IndexedTree):
         return self
 
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
-        mine = self._plain_leaf(key) if type(item) is Tensor else None
-        if mine is not None and are_plain(((mine, item),)) and mine.shape == item.shape:
-            copy_plain((mine,), (item,))
-            return self
-        return super().set_(key, item)
+        mine = self._plain_leaf(key) if type(item) is Tensor and not item.is_nested else None
+        if mine is None or mine.shape != item.shape:
+            return super().set_(key, item)
+        if HOLES:
+            reserve(mine)
+        mine.copy_(item)
+        return self
 
     def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
-        mine = self._plain_leaf(key) if type(value) is Tensor and type(index) in (int, slice) else None
-        if mine is not None and not HOLES and are_plain(((mine, value),)):
+        mine = self._plain_leaf(key) if type(value) is Tensor and type(index) in (int, slice) and not HOLES else None
+        if mine is not None and not value.is_nested:
             try:
                 part = mine[index]
             except (IndexError, ValueError):
@@ -263,12 +265,21 @@ class TensorDict(IndexedTree):
     def _plain_leaf(self, key: NestedKey) -> Tensor | None:
         """Return the tensor at a key, if it and all on the way to it are plain and can be written."""
         node: Any = self
-        path = key if type(key) is tuple else (key,)
-        for part in path:
-            if type(node) is not TensorDict or type(part) is not str or node._state & READONLY:
-                return None
-            node = node._data.get(part)
-        return node if type(node) is Tensor and not node.is_nested else None
+        if type(key) is tuple and key:
+            for part in key[:-1]:
+                node = node._data.get(part) if type(part) is str else None
+                if type(node) is not TensorDict:
+                    return None
+            key = key[-1]
+        if type(key) is not str or node._state & READONLY:
+            return None
+        mine = node._data.get(key)
+        if type(mine) is not Tensor or mine.requires_grad or mine.is_nested:
+            return None
+        try:
+            return mine if mine.is_contiguous() else None
+        except RuntimeError:  # what torch.vmap hands out does not tell
+            return None
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
         source = input_dict_or_td
