@@ -1,4 +1,4 @@
-"""Exceptions of worker processes, in a form that can be pickled."""
+"""Exceptions of worker processes, in a form that can be pickled. The death of a worker is noticed by `executors`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The consolidated file of the `tensordict` package: the bytes of all leaves, a JSON document, its length.
+"""The layout of a consolidated file, that of the `tensordict` package: leaves, a JSON document, its length.
 
     [leaves, each padded to 8 bytes] [JSON, UTF-8] [length of the JSON, int64 little-endian]
 
