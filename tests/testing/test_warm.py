@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tdstore.testing.processes import warm
 from tdstore.testing.processes.warm import python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is sys.executable itself")
@@ -56,6 +57,15 @@ def test_nobody_sees_what_another_did() -> None:
     seen = "import sys, tdstore, torch; print(hasattr(tdstore, 'mine'), 'sched' in sys.modules, 'h5py' in sys.modules)"
     assert run("-c", seen).stdout == "False False False\n"
     assert run("-c", "import torch; print(torch.ones(10**6).sum().item())").stdout == "1000000.0\n"
+
+
+def test_a_setting_in_the_environment_of_the_server_is_not_that_of_its_processes(monkeypatch) -> None:
+    monkeypatch.setattr(warm, "_address", "")
+    with monkeypatch.context() as patch:
+        patch.setenv("LIST_TO_STACK", "0")  # as tensordict sets it, for as long as a test wants
+        python()
+    done = run("-c", "import tdstore; print(tdstore.list_to_stack())")
+    assert done.stdout == "True\n"
 
 
 def test_a_killed_command_takes_its_program_along() -> None:

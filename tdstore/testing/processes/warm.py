@@ -3,8 +3,9 @@
     subprocess.run([*python(), "-c", "import tdstore; ...", "an argument"])
 
 A fresh interpreter spends two seconds of CPU importing torch. A process started here is otherwise like a fresh one:
-its own arguments, environment, folder, streams, `__main__`, exit status. It does not have: `PYTHON*` variables other
-than `PYTHONPATH`, options other than `-W ACTION`, `-c` and `-m`, and more than one thread of OpenMP.
+its own arguments, environment, folder, streams, `__main__`, exit status. It does not heed: `PYTHON*` variables other
+than `PYTHONPATH`, those that `tdstore.settings` reads as it is imported, options other than `-W ACTION`, `-c` and `-m`,
+and more than one thread of OpenMP.
 
 Each command is a small process that passes its streams to the server and waits: killing it kills the process that it
 stands for. It runs this file without tdstore, so everything here is from the standard library.
@@ -20,6 +21,8 @@ import sys
 from collections.abc import Iterable
 
 _LENGTH = 8
+_READ_EARLY = ("PYTHON", "LIST_TO_STACK", "CAPTURE_NONTENSOR_STACK")
+"""Variables that the server must not have: what they say when it starts would hold for all of its processes."""
 _MOST = 64
 """Descriptors that a command may pass."""
 _address = ""  # where the server of this process listens
@@ -55,7 +58,7 @@ def _start() -> str:
     # The server keeps the path that it starts with, which is a fresh interpreter's, and finds tdstore by ours.
     code = "import sys; path = sys.path[1:]; sys.path[:0] = sys.argv[2:]; "
     code += "from tdstore.testing.processes.warm import serve; serve(int(sys.argv[1]), path)"
-    hidden = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    hidden = {name: value for name, value in os.environ.items() if not name.startswith(_READ_EARLY)}
     server = subprocess.Popen(
         [sys.executable, "-c", code, str(listening.fileno()), *(entry for entry in sys.path if entry)],
         stdin=subprocess.PIPE,

@@ -30,7 +30,7 @@ MOST = {
     ("h5", "save"): 675,
     ("h5", "open"): 199,
     ("zarr", "write"): 131,
-    ("zarr", "save"): 1109,
+    ("zarr", "save"): 1111,  # 1,109 by itself; in one whole run, after other tests, two more
     ("zarr", "open"): 361,
 }
 """Calls of a route, the second time that it is taken. Where a change makes fewer, lower the number."""
