@@ -10,6 +10,7 @@ import os
 import random
 import socket
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -300,11 +301,14 @@ def _terminate(processes: Any) -> None:
     ender = threading.Thread(target=processes.terminate, daemon=True)
     ender.start()
     ender.join(_PATIENCE_SECONDS)
+    killed = time.monotonic()
     while ender.is_alive():
         workers = list(processes._pool)
         for worker in workers:
             worker.kill()
-        if all(_has_ended(worker) for worker in workers):
+        # Whatever is said of them, none outlives SIGKILL for so long.
+        late = time.monotonic() - killed > _PATIENCE_SECONDS
+        if late or all(_has_ended(worker) for worker in workers):
             for lock in (processes._inqueue._rlock, processes._outqueue._wlock):
                 with contextlib.suppress(ValueError):  # it was free
                     lock.release()
