@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import multiprocessing
 import multiprocessing.pool
@@ -10,7 +9,6 @@ import os
 import random
 import socket
 import threading
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -301,18 +299,23 @@ def _terminate(processes: Any) -> None:
     ender = threading.Thread(target=processes.terminate, daemon=True)
     ender.start()
     ender.join(_PATIENCE_SECONDS)
-    killed = time.monotonic()
     while ender.is_alive():
         workers = list(processes._pool)
         for worker in workers:
             worker.kill()
-        # Whatever is said of them, none outlives SIGKILL for so long.
-        late = time.monotonic() - killed > _PATIENCE_SECONDS
-        if late or all(_has_ended(worker) for worker in workers):
+        if all(_has_ended(worker) for worker in workers):
             for lock in (processes._inqueue._rlock, processes._outqueue._wlock):
-                with contextlib.suppress(ValueError):  # it was free
-                    lock.release()
+                _free(lock)
         ender.join(_POLL_SECONDS)
+
+
+def _free(lock: Any) -> None:
+    """Release a lock that a killed process held, and wake a thread that waits for it.
+
+    The lock may be free and its waiters asleep: a process that was woken to take it was killed before it did.
+    """
+    lock.acquire(block=False)
+    lock.release()
 
 
 def _has_ended(worker: Any) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
+import platform
 import sys
 import threading
+import time
 import warnings
 
 import pytest
@@ -360,3 +363,18 @@ def test_a_pool_ends_though_a_worker_was_killed_as_it_wrote_a_result(monkeypatch
     executors._terminate(pool)
     pool.join()
     assert all(worker.exitcode is not None for worker in workers)
+
+
+@pytest.mark.parametrize("value", [0, 1])
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc" or sys.maxsize < 2**32, reason="knows the semaphores of glibc")
+def test_a_lock_of_a_killed_process_is_freed_and_its_waiter_wakes(value):
+    """The process held the lock (0), or was woken to take it (1)."""
+    lock = multiprocessing.get_context("fork").Lock()
+    lock.acquire()
+    waiter = threading.Thread(target=lock.acquire, daemon=True)
+    waiter.start()
+    time.sleep(0.3)  # it sleeps by now
+    ctypes.c_uint32.from_address(lock._semlock.handle).value = value
+    executors._free(lock)
+    waiter.join(30)
+    assert not waiter.is_alive()
