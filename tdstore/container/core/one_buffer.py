@@ -176,10 +176,8 @@ def packed(td: Any) -> tuple[Any, ...]:
     entries: list[tuple[Any, ...]] = []
     for key in td._first_keys():
         value = td._raw(key)
-        if type(value) is Tensor and not value.is_nested and value.layout is torch.strided:
-            dtype = value.dtype
-            start = value.storage_offset() * dtype.itemsize if value.numel() else 0
-            entries.append((key, _DENSE, (dtype, tuple(value.shape), start)))
+        if type(value) is Tensor and _is_dense(value):
+            entries.append((key, _DENSE, _place(value)))
         elif is_batched(value):
             places = [_place(part) for part in parts_of(value)]
             entries.append((key, _JAGGED, ragged_dim(value), places) if value.is_nested else (key, _DENSE, *places))

@@ -101,7 +101,7 @@ def put_rows(key: str, old: NonTensor, sel: Selection, value: NonTensor) -> NonT
     return assign(flat, plan.finish(places[plan.index]), value).move(lambda t: t.reshape(size))
 
 
-def takes(kind: str, group: Any, entry: Any, *, exactly: bool = False) -> bool:
+def can_hold_rows(kind: str, group: Any, entry: Any, *, exactly: bool = False) -> bool:
     """Return whether a group whose record says `kind` can hold the rows of `entry` beside its other rows.
 
     Args:
@@ -113,7 +113,7 @@ def takes(kind: str, group: Any, entry: Any, *, exactly: bool = False) -> bool:
     return kind_of(class_of(entry)) == kind and (not exactly or keys == there)
 
 
-def described(entry: Any) -> str:
+def entry_text(entry: Any) -> str:
     """Return what an entry is, for an error: one that is to be set, a leaf's spec, or another entry of a store."""
     if isinstance(entry, (NonTensor, Container)):
         return "a value" if isinstance(entry, NonTensor) else f"a {type(entry).__name__}"

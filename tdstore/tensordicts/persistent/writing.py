@@ -30,12 +30,12 @@ from tdstore.index.selection import Selection
 from tdstore.store import Cap
 from tdstore.tensordicts.persistent.reading import StoredTree
 from tdstore.tensordicts.persistent.row_expansion import (
+    can_hold_rows,
     dense,
-    described,
+    entry_text,
     is_of_value,
     put_rows,
     rows_below,
-    takes,
     widened,
 )
 from tdstore.types import LeafSpec, Names, Path, Read, Write, path_text
@@ -141,13 +141,13 @@ class StoredWrites(StoredTree):
             group = self._handle.groups[path]
             if group.kind != STACK_KIND:
                 child, td = self._group_child(path, group), dense(self._with_rows(key, entry))
-                if takes(group.kind, child, entry):
+                if can_hold_rows(group.kind, child, entry):
                     changes.set(child, {k: td._raw(k) for k in td._first_keys()})
                     return
             else:
                 stack = unwrap(self._stack_child(key))
                 pairs = list(zip(stack._tds, stack._per_element(self._with_rows(key, entry)), strict=True))
-                if all(takes(kind_of(class_of(td)), unwrap(td), part, exactly=True) for td, part in pairs):
+                if all(can_hold_rows(kind_of(class_of(td)), unwrap(td), part, exactly=True) for td, part in pairs):
                     for td, part in pairs:
                         changes.set(unwrap(td), {k: unwrap(part)._raw(k) for k in part._first_keys()})
                     return
@@ -156,8 +156,8 @@ class StoredWrites(StoredTree):
             return
         there = self._handle.specs[path] if isinstance(old, Leaf) else old
         raise UnsupportedError(
-            f"cannot set {path_text(path)} to {described(entry)} in a window of {self._handle.store.url}: "
-            f"there it is {described(there)}, whose rows outside of the window would be lost",
+            f"cannot set {path_text(path)} to {entry_text(entry)} in a window of {self._handle.store.url}: "
+            f"there it is {entry_text(there)}, whose rows outside of the window would be lost",
             url=self._handle.store.url,
             hint="set the whole entry on the TensorDict that was indexed, or set rows that fit it",
         )
