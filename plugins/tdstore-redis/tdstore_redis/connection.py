@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import hiredis
 import numpy as np
 
+from tdstore.errors import StoreError, TransientError
 from tdstore_redis.address import Address
 from tdstore_redis.cells.layout import Bytes, Command
 from tdstore_redis.faults import Lost, ServerError, redis_errors
@@ -303,7 +304,10 @@ class Line:
         return Wire(self.address, timeout=self.timeout, tls=self.tls, name=name)
 
     def idempotent(self, work: Callable[[Wire], T]) -> T:
-        """Run a repeatable action. A lost connection is reopened, with growing pauses; a timeout is final."""
+        """Run a repeatable action. A lost connection is reopened, with growing pauses; a timeout is final.
+
+        So is an answer of the server that is an error of tdstore: that nothing is there is an `OSError` too.
+        """
         until = time.monotonic() + (self.timeout or 30.0)
         for turn in range(1, 64):
             wire: Wire | None = None
@@ -315,6 +319,7 @@ class Line:
                     self._give(wire)
                 loading = isinstance(error, ServerError) and error.code in ("LOADING", "TRYAGAIN")
                 final = isinstance(error, (TimeoutError, socket.gaierror, ssl.SSLError, PermissionError))
+                final = final or (isinstance(error, StoreError) and not isinstance(error, TransientError))
                 if (isinstance(error, ServerError) or final or turn >= self.TRIES) and not loading:
                     raise
                 pause = min(0.05 * 2**turn, 0.5) * random.uniform(0.5, 1)

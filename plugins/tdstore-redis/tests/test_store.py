@@ -73,6 +73,15 @@ def test_options_go_over_the_location(client: Redis, redis: Any, place: str) -> 
         assert "tensordict:" in store.url
 
 
+def test_a_place_where_nothing_is_needs_no_second_look(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`StoreNotFoundError` is an `OSError`, and no lost connection: nothing is waited for."""
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    with pytest.raises(StoreNotFoundError):
+        open_redis(place)
+    assert not pauses
+
+
 @pytest.mark.parametrize(
     "text", ["redis://h/run", "redis://h/0/", "redis://h", "redis://h:x/0/r", "redis://h:99999/0/r", "http://h/0/r"]
     + ["redis://:secret/x@h/0/r", "redis+unix://x?name=r", "redis+unix:///x?nome=r", "redis+unix:///x", ""]
