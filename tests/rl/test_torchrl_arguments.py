@@ -278,3 +278,27 @@ def test_parts_that_are_replaced_are_returned(package, collection):
     if package is tdstore.rl:  # torchrl's writer goes on with the old storage
         buffer.extend(collection({"a": torch.arange(3)}, [3]))
         assert len(buffer) == 3 and len(storage) == 0
+
+
+@pytest.mark.parametrize(("package", "collection"), BOTH, ids=["torchrl", "ours"])
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_a_pass_without_a_first_batch_is_an_error(package, collection, prefetch):
+    def buffer(sampler, rows):
+        parts = {"storage": package.LazyTensorStorage(10), "sampler": sampler}
+        made = package.TensorDictReplayBuffer(**parts, batch_size=4, prefetch=prefetch)
+        if rows:
+            made.extend(collection({"a": torch.arange(rows)}, [rows]))
+        return made
+
+    for rb in (buffer(package.SamplerWithoutReplacement(), 0), buffer(package.RandomSampler(), 0)):
+        with pytest.raises(RuntimeError):
+            next(iter(rb))
+        with pytest.raises(RuntimeError):
+            rb.next()
+    with pytest.raises(ValueError, match="4"):
+        next(iter(buffer(package.SamplerWithoutReplacement(drop_last=True), 3)))
+    if prefetch is None:
+        rb = buffer(package.ConsumingSampler(), 5)
+        assert [len(batch) for batch in rb] == [4, 1]
+        with pytest.raises(RuntimeError):
+            next(iter(rb))

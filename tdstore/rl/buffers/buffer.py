@@ -505,19 +505,17 @@ class ReplayBuffer(RowAccess, Resumable):
         """Yield batches until the sampler has run out: for ever, where it draws with replacement.
 
         Raises:
-            RuntimeError: the constructor got no batch size.
+            RuntimeError: the constructor got no batch size, or there is no first batch.
         """
         if self._batch_size is None:
             raise InvalidStateError("iteration needs batch_size= in the constructor of the buffer")
         while True:
+            yield self.sample()
             sampler = self._sampler
-            ours = isinstance(sampler, Sampler) and not self._pending
-            if ours and sampler.batches_left(self._storage, self._batch_size) == 0:
+            if self._ran_out if self._prefetch else getattr(sampler, "ran_out", False):
                 return
-            batch = self.sample()
-            yield batch
-            done = self._ran_out if self._prefetch else getattr(sampler, "ran_out", False)
-            if done:
+            ours = isinstance(sampler, Sampler) and not self._pending
+            if ours and sampler.batches_left(self._storage, self._batch_size) == 0:  # others sampled meanwhile
                 return
 
     def next(self) -> Any:

@@ -9,8 +9,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path as FilePath
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Generator, Tensor
@@ -19,14 +20,17 @@ import tdstore
 from tdstore import TensorDict
 from tdstore.errors import CorruptStoreError, StateDictError, StoreNotFoundError, TDStoreError
 from tdstore.rl.buffers.writers import Writer
-from tdstore.rl.storages.checkpoints import room_for
+from tdstore.rl.storages.checkpoints import planned_load, planned_state
 from tdstore.rl.storages.lazy import LazyStorage
+from tdstore.rl.storages.lists import ListStorage
 from tdstore.rl.storages.tabular import is_collection
 from tdstore.values import decode_value, encode_value
 
-_METADATA = "buffer_metadata.json"
+METADATA = "buffer_metadata.json"
 _PREFETCH = "prefetch"
 _RNG = "rng_state"
+Put = Callable[[], None]
+"""Takes over what was checked."""
 Batch = tuple[Any, dict[Any, Any], bool]
 """A prefetched batch, what the sampler says of it, and whether it ends a pass."""
 
@@ -53,9 +57,9 @@ def dump_parts(
     if generator is not None:
         TensorDict({"state": generator.get_state()}).save(folder / _RNG, mode="w").close()
     infos = _dump_batches(folder / _PREFETCH, pending)
-    beside = folder / f".{_METADATA}.{os.getpid()}"
+    beside = folder / f".{METADATA}.{os.getpid()}"
     beside.write_text(json.dumps({**about, "prefetched": infos}))
-    beside.replace(folder / _METADATA)
+    beside.replace(folder / METADATA)
 
 
 def _dump_batches(folder: FilePath, pending: Sequence[Future[Batch]]) -> list[Any]:
@@ -69,43 +73,84 @@ def _dump_batches(folder: FilePath, pending: Sequence[Future[Batch]]) -> list[An
     return infos
 
 
-def load_parts(folder: FilePath, parts: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor | None, list[Future[Batch]]]:
-    """Have the parts of a buffer take over a checkpoint; after an error nothing is changed.
+def rows_of_folder(storage: Any, folder: FilePath) -> tuple[int | None, Put]:
+    """Check that a storage can take over a folder, and return its room after that and the function that does so.
 
-    Args:
-        folder: of the checkpoint.
-        parts: the storage, the sampler and the writer, by the names of their folders.
+    Storages of other packages, and those with a checkpointer, are not looked at before.
+    """
+    if isinstance(storage, LazyStorage):
+        return planned_load(storage, str(folder))
+    if isinstance(storage, ListStorage):
+        return storage.capacity, storage._planned_loads(folder)
+    return getattr(storage, "capacity", None), partial(storage.loads, folder)
 
-    Returns:
-        The metadata, the state of the generator, and the prefetched batches.
+
+def position_of_folder(sampler: Any, folder: FilePath) -> Put:
+    """Try whether a sampler takes over a folder, and return the function that has it do so."""
+    return _tried(sampler, partial(sampler.loads, folder))
+
+
+def position_of_state(sampler: Any, state: Any) -> Put:
+    """Try whether a sampler takes over a state dict, and return the function that has it do so."""
+    return _tried(sampler, partial(sampler.load_state_dict, state))
+
+
+def _tried(sampler: Any, load: Put) -> Put:
+    before = sampler.state_dict()
+    try:
+        load()
+        return partial(sampler.load_state_dict, sampler.state_dict())
+    finally:
+        sampler.load_state_dict(before)
+
+
+def cursor_of_folder(writer: Any, folder: FilePath, room: int | None) -> Put:
+    """Check that a writer can take over a folder, and return the function that has it do so."""
+    for file in sorted(folder.glob("*.json")):
+        _read(file)
+    if isinstance(writer, Writer):
+        writer.check_file(folder, room)
+    return partial(writer.loads, folder)
+
+
+def cursor_of_state(writer: Any, state: Any, room: int | None) -> Put:
+    """Check that a writer can take over a state dict, and return the function that has it do so."""
+    if isinstance(writer, Writer):
+        writer.check_state(state, room)
+    return partial(writer.load_state_dict, state)
+
+
+def rows_of_state(storage: Any, state: Any) -> tuple[int | None, Put]:
+    """Check that a storage can take over a state dict, and return its room and the function that has it do so."""
+    room = getattr(storage, "capacity", None)
+    if isinstance(storage, LazyStorage):
+        return room, planned_state(storage, state)
+    if isinstance(storage, ListStorage):
+        return room, storage._planned_state(state)
+    return room, partial(storage.load_state_dict, state)
+
+
+class Resumed(NamedTuple):
+    """What a checkpoint has beside rows and positions."""
+
+    batch_size: int | None
+    rng: Tensor | None
+    pending: list[Future[Batch]]
+
+
+def resumed(folder: FilePath) -> Resumed:
+    """Read what a checkpoint has beside its parts.
 
     Raises:
-        StoreNotFoundError: there is no checkpoint. CorruptStoreError: a file of it is no JSON.
-        ValueError: the cursor is beyond the rows.
+        StoreNotFoundError: there is no checkpoint. CorruptStoreError: a file of it is damaged.
     """
-    if not (folder / _METADATA).exists():
+    if not (folder / METADATA).exists():
         raise StoreNotFoundError(
-            f"{folder} is no checkpoint of a replay buffer: there is no {_METADATA}", url=str(folder)
+            f"{folder} is no checkpoint of a replay buffer: there is no {METADATA}", url=str(folder)
         )
-    about = _read(folder / _METADATA)
-    for name in ("sampler", "writer"):
-        for file in sorted((folder / name).glob("*.json")):
-            _read(file)
+    about = _read(folder / METADATA)
     if "batch_size" not in about:
-        raise CorruptStoreError(f"{folder / _METADATA} of the checkpoint names no batch size", url=str(folder))
-    storage, writer = parts["storage"], parts["writer"]
-    if isinstance(writer, Writer):
-        lazy = isinstance(storage, LazyStorage)
-        room = room_for(storage, str(folder / "storage")) if lazy else getattr(storage, "capacity", None)
-        writer.check_file(folder / "writer", room)
-    # A sampler may have room for fewer rows: it is asked before the rows are changed.
-    before = parts["sampler"].state_dict()
-    try:
-        for name in ("sampler", "storage", "writer"):
-            parts[name].loads(folder / name)
-    except BaseException:
-        parts["sampler"].load_state_dict(before)
-        raise
+        raise CorruptStoreError(f"{folder / METADATA} of the checkpoint names no batch size", url=str(folder))
     rng = _copy_of(folder / _RNG)["state"] if (folder / _RNG).exists() else None
     pending = []
     for number, one in enumerate(about.get("prefetched", ())):
@@ -113,7 +158,7 @@ def load_parts(folder: FilePath, parts: Mapping[str, Any]) -> tuple[dict[str, An
         batch = _copy_of(folder / _PREFETCH / str(number))["batch"]
         future.set_result((batch, dict(decode_value(one["info"])), one["ran_out"]))
         pending.append(future)
-    return about, rng, pending
+    return Resumed(about["batch_size"], rng, pending)
 
 
 def _read(file: FilePath) -> dict[str, Any]:
@@ -124,38 +169,13 @@ def _read(file: FilePath) -> dict[str, Any]:
     return read
 
 
-def load_states(parts: Mapping[str, Any], state_dict: Any) -> None:
-    """Have the parts of a buffer take over their entries of a state dict, all of them or none.
-
-    Args:
-        parts: by their entries; that of the rows, whose loading changes most, comes last.
-        state_dict: as `state_dict()` of the buffer returns it.
-
-    Raises:
-        StateDictError: an entry is missing, or is of another kind.
-    """
-    missing = [name for name in parts if not isinstance(state_dict, Mapping) or name not in state_dict]
-    if missing:
-        raise StateDictError(f"this is no state dict of a replay buffer: it has no {', '.join(sorted(missing))}")
-    *small, rows = parts
-    before = {name: parts[name].state_dict() for name in small}
-    name = rows
-    try:
-        for name in (*small, rows):
-            parts[name].load_state_dict(state_dict[name])
-        for name in small:  # the cursor of a writer is one of the rows
-            parts[name].load_state_dict(state_dict[name])
-    except BaseException as error:
-        for changed, state in before.items():
-            parts[changed].load_state_dict(state)
-        if isinstance(error, (KeyError, TypeError, AttributeError)) and not isinstance(error, TDStoreError):
-            raise StateDictError(f"{name} of the state dict is malformed: {error!r}") from error
-        raise
-
-
 def _copy_of(folder: FilePath) -> Any:
     with tdstore.open(folder) as found:
         return found.clone()
+
+
+def _bytes_of(state: Any) -> Tensor:
+    return torch.as_tensor(state, dtype=torch.uint8).cpu().contiguous()
 
 
 class Checkpointer(Protocol):
@@ -235,18 +255,64 @@ class Resumable(ABC):
             }  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a state dict; nothing of it is aliased. After an error nothing is changed.
+        """Resume from a state dict; nothing of it is aliased. After bad input nothing is changed.
 
         Raises:
             KeyError: an entry is missing, or is of another kind.
         """
         with self._lock:
-            load_states({"_writer": self._writer, "_sampler": self._sampler, "_storage": self._storage}, state_dict)
+            self._planned_state(state_dict)()
+
+    def _planned_state(self, state_dict: Any) -> Put:
+        """Check that the buffer can resume from a state dict, and return the function that does so."""
+        names = ("_storage", "_sampler", "_writer")
+        missing = [name for name in names if not isinstance(state_dict, Mapping) or name not in state_dict]
+        if missing:
+            raise StateDictError(f"this is no state dict of a replay buffer: it has no {', '.join(sorted(missing))}")
+        name = "_sampler"
+        try:
+            position = position_of_state(self._sampler, state_dict[name])
+            name = "_storage"
+            room, rows = rows_of_state(self._storage, state_dict[name])
+            name = "_writer"
+            cursor = cursor_of_state(self._writer, state_dict[name], room)
+        except (KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, TDStoreError):
+                raise
+            raise StateDictError(f"{name} of the state dict is malformed: {error!r}") from error
+        rng = state_dict.get("_rng")
+        self._check_rng(rng)
+        return partial(self._resume, (rows, position, cursor), state_dict.get("_batch_size", self._batch_size), rng)
+
+    def _resume(
+        self, puts: Sequence[Put], batch_size: int | None, rng: Tensor | None, pending: Sequence[Future[Any]] = ()
+    ) -> None:
+        """Go on where a state was taken."""
+        with self._lock:
+            for put in puts:
+                put()
             self._clear_prefetched()
             self._marked.clear()
-            self._batch_size = state_dict.get("_batch_size", self._batch_size)
-            if state_dict.get("_rng") is not None:
-                self._restore_rng(state_dict["_rng"])
+            self._batch_size = batch_size
+            if rng is not None:
+                if self._generator is None:
+                    self.set_rng(Generator())
+                assert self._generator is not None
+                self._generator.set_state(_bytes_of(rng))
+            self._pending.extend(pending)
+
+    def _check_rng(self, state: Any) -> None:
+        """Check that random numbers can go on at a state; None for no state."""
+        if state is None:
+            return
+        try:
+            Generator("cpu" if self._generator is None else self._generator.device).set_state(_bytes_of(state))
+        except (RuntimeError, TypeError) as error:
+            raise StateDictError(f"there is no state of random numbers to go on at: {error}") from error
+
+    def _parts(self) -> dict[str, Any]:
+        """Return what a checkpoint has a folder for."""
+        return {"storage": self._rows_of_checkpoints, "sampler": self._sampler, "writer": self._writer}
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint into a folder: `storage/`, `sampler/`, `writer/`, and what is prefetched.
@@ -255,35 +321,33 @@ class Resumable(ABC):
         """
         with self._lock:
             self._rank_marked()
-            parts = {"storage": self._rows_of_checkpoints, "sampler": self._sampler, "writer": self._writer}
             about = {"batch_size": self._batch_size}
-            dump_parts(FilePath(path), parts, self._generator, list(self._pending), about)
+            dump_parts(FilePath(path), self._parts(), self._generator, list(self._pending), about)
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Go on where a checkpoint was written: rows, cursor, sampling position, random numbers.
+
+        All of it is checked first: a checkpoint that does not fit, or is damaged, changes nothing.
 
         Raises:
             FileNotFoundError: the folder has no checkpoint of a replay buffer.
         """
         with self._lock:
-            parts = {"storage": self._rows_of_checkpoints, "writer": self._writer, "sampler": self._sampler}
-            about, rng, pending = load_parts(FilePath(path), parts)
-            self._clear_prefetched()
-            self._marked.clear()
-            self._batch_size = about["batch_size"]
-            if rng is not None:
-                self._restore_rng(rng)
-            self._pending.extend(pending)
+            self._planned_loads(path)()
+
+    def _planned_loads(self, path: str | os.PathLike[str]) -> Put:
+        """Check that the buffer can go on at a checkpoint, and return the function that does so."""
+        folder = FilePath(path)
+        beside = resumed(folder)
+        self._check_rng(beside.rng)
+        position = position_of_folder(self._sampler, folder / "sampler")
+        room, rows = rows_of_folder(self._rows_of_checkpoints, folder / "storage")
+        cursor = cursor_of_folder(self._writer, folder / "writer", room)
+        return partial(self._resume, (rows, position, cursor), *beside)
 
     @property
     def _rows_of_checkpoints(self) -> Any:
         return self._storage if self._checkpointer is None else Checkpointed(self._storage, self._checkpointer)
-
-    def _restore_rng(self, state: Tensor) -> None:
-        if self._generator is None:
-            self.set_rng(Generator())
-        assert self._generator is not None
-        self._generator.set_state(torch.as_tensor(state, dtype=torch.uint8).cpu().contiguous())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save as `dumps(path)`."""

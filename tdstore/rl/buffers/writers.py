@@ -242,10 +242,8 @@ class RoundRobinWriter(Writer):
 
     def check_state(self, state_dict: dict[str, Any], capacity: int | None) -> None:
         """Check that the cursor of a state dict is a row of the storage."""
-        for name in ("_cursor", "_write_count"):
-            value: Any = state_dict.get(name, 0 if name == "_write_count" else None)
-            if not hasattr(value, "__index__") or operator.index(value) < 0:
-                raise InvalidArgumentError(f"{name[1:]} of the state of the writer is {value!r}, and no number of rows")
+        _check_number("cursor", state_dict.get("_cursor"))
+        _check_number("write_count", state_dict.get("_write_count", 0))
         cursor = operator.index(state_dict["_cursor"])
         if self._ours and capacity is not None and cursor >= capacity:
             raise InvalidArgumentError(f"cursor {cursor} is beyond the {capacity} rows of the storage")
@@ -428,6 +426,10 @@ class TensorDictMaxValueWriter(Writer):
         """Return the number of rows passed to the writer. The values are read from the storage."""
         return {"_write_count": self._count}
 
+    def check_state(self, state_dict: dict[str, Any], capacity: int | None) -> None:
+        """Check that the count of a state dict is one."""
+        _check_number("write_count", state_dict.get("_write_count"))
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the count; the values are read from the storage at the next write."""
         self._count, self._ranks = int(state_dict["_write_count"]), np.zeros(0)
@@ -438,6 +440,11 @@ def only_collections(data: V) -> V:
     if not is_collection(data):
         raise InvalidArgumentError(f"this buffer takes TensorDicts, not {type(data).__name__}")
     return data
+
+
+def _check_number(name: str, value: Any) -> None:
+    if not hasattr(value, "__index__") or operator.index(value) < 0:
+        raise InvalidArgumentError(f"{name} of the state of the writer (_writer) is {value!r}, and no number of rows")
 
 
 def _notify(storage: Any, index: Any) -> None:

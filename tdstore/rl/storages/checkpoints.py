@@ -6,7 +6,8 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
@@ -129,38 +130,50 @@ def _write_metadata(storage: LazyStorage, path: str) -> None:
 
 def load(storage: LazyStorage, path: str) -> None:
     """Take over a checkpoint."""
+    planned_load(storage, path)[1]()
+
+
+def planned_load(storage: LazyStorage, path: str) -> tuple[int | None, Callable[[], None]]:
+    """Check that a storage can take over a checkpoint; nothing is changed.
+
+    Returns:
+        The rows of the first dimension that it then has room for (None: only the load tells), and the function that
+        takes the checkpoint over.
+    """
     storage._refuse_removed()
     if _is_own_place(storage, path) and not storage._load_hooks:
-        with storage._lock:
-            if storage._table is None:
-                found = open_table(storage._place, storage._mode)
-                if isinstance(found, StoreHandle):
-                    found = _adopted_with_length(found, storage, path)
-                storage._uses(found.table, found.structure)
-            elif storage._known is not None:
-                storage._known = storage._table.state
-        return
+        room = _room_in(storage._place) if storage._table is None else storage.capacity
+        return room, partial(_load_own, storage, path)
     found = _opened(path)
     try:
-        if storage._load_hooks:
-            _load_through_hooks(storage, found)
-        else:
-            _take_over(storage, found, path)
-    finally:
+        if not storage._load_hooks:
+            room = _room_for(storage, found, path)
+            return room, partial(_take_over, storage, found, path)
+        data, room = _through_hooks(storage, found)
+        return room, partial(_take_rows, storage, found, data)
+    except BaseException:
         found.table.close()
+        raise
 
 
-def room_for(storage: LazyStorage, path: str) -> int | None:
-    """Return the rows of the first dimension that a storage has room for after a load; None: only that tells it."""
-    if storage._table is not None:
-        return storage.capacity
-    found = open_table(Place(None, path, {}), "r")
-    if not isinstance(found, Found):
-        found.close()
-        return None
-    capacity, inner = found.capacity, math.prod(found.structure.inner)
-    found.table.close()
-    return capacity if _is_own_place(storage, path) else -(-storage.max_size // max(1, inner))
+def _room_in(place: Place) -> int | None:
+    found = open_table(place, "r")
+    if isinstance(found, Found):
+        found.table.close()
+        return found.capacity
+    found.close()
+    return None
+
+
+def _load_own(storage: LazyStorage, path: str) -> None:
+    with storage._lock:
+        if storage._table is None:
+            found = open_table(storage._place, storage._mode)
+            if isinstance(found, StoreHandle):
+                found = _adopted_with_length(found, storage, path)
+            storage._uses(found.table, found.structure)
+        elif storage._known is not None:
+            storage._known = storage._table.state
 
 
 def _opened(path: str) -> Found:
@@ -194,7 +207,8 @@ def _adopted_with_length(handle: StoreHandle, storage: LazyStorage, path: str) -
     return found
 
 
-def _load_through_hooks(storage: LazyStorage, found: Found) -> None:
+def _through_hooks(storage: LazyStorage, found: Found) -> tuple[Any, int]:
+    """Return what the hooks make of the rows of a checkpoint, and how many rows the storage has room for."""
     if found.structure.is_pytree:
         raise InvalidStateError("load hooks take TensorDicts and tensors, and the rows here are dicts or tuples")
     state = found.table.state
@@ -203,38 +217,64 @@ def _load_through_hooks(storage: LazyStorage, found: Found) -> None:
     out = None if storage._table is None else storage.get(slice(None))
     for hook in storage._load_hooks:
         data = hook(data, out=out)
-    count = length_of(data)[0]
-    storage.empty()
-    storage.set(slice(0, count), data)
+    lead = length_of(data, storage.ndim)
+    room = storage.capacity if storage._table is not None else -(-storage.max_size // max(1, math.prod(lead[1:])))
+    if lead[0]:
+        storage.check_rows(data)
+    if lead[0] > room:
+        raise BatchSizeError(f"the load hooks return {lead[0]} rows, and this storage has room for {room}")
+    return data, room
+
+
+def _take_rows(storage: LazyStorage, found: Found, data: Any) -> None:
+    try:
+        storage.empty()
+        storage.set(slice(0, length_of(data)[0]), data)
+    finally:
+        found.table.close()
+
+
+def _room_for(storage: LazyStorage, found: Found, path: str) -> int:
+    """Return how many rows a storage has room for.
+
+    Raises:
+        BatchSizeError: the rows of a checkpoint are others, or more. StoreError: the storage is read only.
+    """
+    if storage._table is None:
+        room = -(-storage.max_size // max(1, math.prod(found.structure.inner)))
+    else:
+        room = storage._table.capacity
+        storage._table.check_writable()
+        differs = storage._structure.same_rows(found.structure)
+        if differs:
+            raise BatchSizeError(f"the checkpoint {path} has other rows than this storage: {'; '.join(differs)}")
+    length = found.table.state.length
+    if length > room:
+        raise BatchSizeError(
+            f"the checkpoint {path} has {length} rows, and this storage has room for {room}",
+            hint=f"make it with max_size={length * found.table.slots_per_row}",
+        )
+    return room
 
 
 def _take_over(storage: LazyStorage, found: Found, path: str) -> None:
-    state = found.table.state
-    with storage._alone():
-        if storage._table is None:
-            room = -(-storage.max_size // max(1, math.prod(found.structure.inner)))
-        else:
-            room = storage._table.capacity
-            differs = storage._structure.same_rows(found.structure)
-            if differs:
-                raise BatchSizeError(f"the checkpoint {path} has other rows than this storage: {'; '.join(differs)}")
-        if state.length > room:
-            raise BatchSizeError(
-                f"the checkpoint {path} has {state.length} rows, and this storage has room for {room}",
-                hint=f"make it with max_size={state.length * found.table.slots_per_row}",
-            )
-        if storage._table is None:
-            storage._make(found.structure)
-        _fit_values(storage, found.structure)
-        table = storage._ready()
-        cursor = state.cursor
-        if found.capacity != table.capacity and (state.length == found.capacity or cursor >= table.capacity):
-            cursor = state.length % table.capacity
-        after = state._replace(cursor=cursor, scattered=1, epoch=storage._state.epoch + 1, pending=0)
-        if table.publish is None:
-            storage._commit(table, State(scattered=1, epoch=after.epoch))
-        _copy(found.table, table, after)
-        storage._known = None if storage._known is None else after
+    try:
+        with storage._alone():
+            _room_for(storage, found, path)
+            if storage._table is None:
+                storage._make(found.structure)
+            _fit_values(storage, found.structure)
+            table, state = storage._ready(), found.table.state
+            cursor = state.cursor
+            if found.capacity != table.capacity and (state.length == found.capacity or cursor >= table.capacity):
+                cursor = state.length % table.capacity
+            after = state._replace(cursor=cursor, scattered=1, epoch=storage._state.epoch + 1, pending=0)
+            if table.publish is None:
+                storage._commit(table, State(scattered=1, epoch=after.epoch))
+            _copy(found.table, table, after)
+            storage._known = None if storage._known is None else after
+    finally:
+        found.table.close()
 
 
 def _fit_values(storage: LazyStorage, structure: Structure) -> None:
@@ -422,31 +462,47 @@ def state_of(storage: LazyStorage) -> dict[str, Any]:
 
 def load_state(storage: LazyStorage, state_dict: dict[str, Any]) -> None:
     """Copy the rows of a state dict."""
+    planned_state(storage, state_dict)()
+
+
+def planned_state(storage: LazyStorage, state_dict: Mapping[str, Any]) -> Callable[[], None]:
+    """Check that a storage can take over a state dict, and return the function that does so; nothing is changed."""
     missing = [name for name in ("_storage", "_len") if name not in state_dict]
     if missing:
         raise StateDictError(f"this is no state dict of a storage: it has no {', '.join(missing)}")
     rows, length = state_dict["_storage"], int(state_dict["_len"])
     if not state_dict.get("initialized", True) or (not isinstance(rows, Tensor) and not rows):
-        storage.empty()
-        return
+        return storage.empty
     data: Any = rows if isinstance(rows, Tensor) else _from_state(storage, rows)
     dims = length_of(data, storage.ndim)
+    structure = None
     if storage._table is None:
-        storage._make(structure_of(data, storage.ndim, dims[1:]))
-    table = storage._ready()
-    count = length // table.slots_per_row
-    if not 0 <= count <= min(table.capacity, dims[0]):
+        structure = structure_of(data, storage.ndim, dims[1:])
+        inner = max(1, math.prod(structure.inner))
+        room = -(-storage.max_size // inner)
+    else:
+        storage.check_rows(data)
+        inner, room = storage._table.slots_per_row, storage._table.capacity
+    count = length // inner
+    if not 0 <= count <= min(room, dims[0]):
         raise BatchSizeError(
-            f"the state dict has {dims[0]} rows and the length {count}, and this storage has room for {table.capacity}"
+            f"the state dict has {dims[0]} rows and the length {count}, and this storage has room for {room}"
         )
-    values = storage._prepare(data, dims)
-    table = storage._ready()
-    epoch = storage._state.epoch + 1
-    storage._commit(table, State(scattered=1, epoch=epoch))
-    if count:
-        table.write(slice(0, count), [None if v is None else v[:count] for v in values])
-    after = State(length=count, cursor=count % table.capacity, write_count=count, scattered=1, epoch=epoch)
-    storage._commit(table, after)
+    return partial(_take_state, storage, structure, data, count)
+
+
+def _take_state(storage: LazyStorage, structure: Structure | None, data: Any, count: int) -> None:
+    with storage._alone():
+        if structure is not None:
+            storage._make(structure)
+        values = storage._prepare(data, length_of(data, storage.ndim))
+        table = storage._ready()
+        epoch = storage._state.epoch + 1
+        storage._commit(table, State(scattered=1, epoch=epoch))
+        if count:
+            table.write(slice(0, count), [None if v is None else v[:count] for v in values])
+        after = State(length=count, cursor=count % table.capacity, write_count=count, scattered=1, epoch=epoch)
+        storage._commit(table, after)
 
 
 def _from_state(storage: LazyStorage, rows: Any) -> Any:

@@ -7,7 +7,8 @@ import multiprocessing.context
 import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
@@ -234,20 +235,29 @@ class ListStorage(Storage):
         Raises:
             RuntimeError: there are more than `max_size`; the storage is unchanged.
         """
+        self._planned_loads(path)()
+
+    def _planned_loads(self, path: str | os.PathLike[str]) -> Callable[[], None]:
+        """Read the objects of a folder, and return the function that takes them over."""
         folder = FilePath(path)
         about = json.loads((folder / _FILE).read_text())
         listed = about["items"]
-        if len(listed) > self.max_size:
-            raise InvalidStateError(
-                f"{folder} has {len(listed)} objects, and this storage has room for {self.max_size}"
-            )
+        self._check_room(len(listed), str(folder))
         items = [
             tdstore.open(folder / str(int(one["dataset"]))).clone() if "dataset" in one else decode_value(one["value"])
             for one in listed
         ]
+        return partial(self._take_over, items, int(about["cursor"]), int(about["write_count"]))
+
+    def _check_room(self, count: int, whose: str) -> None:
+        if count > self.max_size:
+            raise InvalidStateError(f"{whose} has {count} objects, and this storage has room for {self.max_size}")
+
+    def _take_over(self, items: list[Any], cursor: int | None = None, write_count: int | None = None) -> None:
         with self._lock:
             self._items = items
-            self.cursor, self.write_count = int(about["cursor"]), int(about["write_count"])
+            self.cursor = self.cursor if cursor is None else cursor
+            self.write_count = self.write_count if write_count is None else write_count
             self.epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -256,16 +266,23 @@ class ListStorage(Storage):
         return {"_storage": rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copy the objects of a state dict."""
+        """Copy the objects of a state dict.
+
+        Raises:
+            RuntimeError: there are more than `max_size`; the storage is unchanged.
+        """
+        self._planned_state(state_dict)()
+
+    def _planned_state(self, state_dict: dict[str, Any]) -> Callable[[], None]:
+        """Copy the objects of a state dict, and return the function that takes them over."""
+        self._check_room(len(state_dict["_storage"]), "the state dict")
         items: list[Any] = []
         for one in state_dict["_storage"]:
             if isinstance(one, dict) and _is_state(one):
                 items.append(TensorDict({}, batch_size=[]).load_state_dict(one, strict=False))
             else:
                 items.append(_copied(one))
-        with self._lock:
-            self._items = items
-            self.epoch += 1
+        return partial(self._take_over, items)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy; another process cannot see a list."""

@@ -1,268 +1,37 @@
-"""Several replay buffers that are sampled as one, and the tuples of their parts."""
+"""Several replay buffers that are sampled as one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, OutOfRangeError, StateDictError
+from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, OutOfRangeError
 from tdstore.rl.buffers.buffer import ReplayBuffer
+from tdstore.rl.buffers.checkpoints import METADATA, Put, Resumed, resumed
+from tdstore.rl.buffers.ensembles.parts import (
+    SamplerEnsemble,
+    StorageEnsemble,
+    WriterEnsemble,
+    as_many,
+    not_here,
+    numbered,
+)
 from tdstore.rl.buffers.parts import collated
 from tdstore.rl.buffers.prioritized import PrioritizedSampler, as_numbers, ranked
-from tdstore.rl.buffers.samplers import Info, Sampler
-from tdstore.rl.buffers.writers import Writer, only_collections
-from tdstore.rl.storages.state import Ints
+from tdstore.rl.buffers.samplers import Sampler
+from tdstore.rl.buffers.writers import only_collections
 from tdstore.rl.storages.tabular import is_collection
 
 if TYPE_CHECKING:
     from tdstore import TensorDictBase
-
-P = TypeVar("P")
-
-
-class Ensemble(Generic[P]):
-    """A tuple of parts, one for each member of an ensemble."""
-
-    _parts: tuple[P, ...]
-
-    def __len__(self) -> int:
-        """Return the number of members."""
-        return len(self._parts)
-
-    def __iter__(self) -> Iterator[P]:
-        return iter(self._parts)
-
-    @overload
-    def __getitem__(self, index: int) -> P: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Self: ...
-
-    def __getitem__(self, index: int | slice) -> P | Self:
-        """Return the part of one member, or an ensemble of those of several."""
-        return self._subset(range(len(self))[index]) if isinstance(index, slice) else self._parts[index]
-
-    def _subset(self, members: Sequence[int]) -> Self:
-        return type(self)(*(self._parts[k] for k in members))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(map(repr, self._parts))})"
-
-
-class StorageEnsemble(Ensemble[Any]):
-    """The storages of an ensemble of buffers. Rows are written through the buffers: `ensemble[0].extend(...)`.
-
-    Args:
-        *storages: one for each member.
-        transforms: for each member, what is called with its part of a batch, or None.
-
-    Raises:
-        ValueError: there is another number of transforms.
-
-    Example:
-        >>> storages = StorageEnsemble(LazyTensorStorage(3), LazyTensorStorage(4))
-        >>> len(storages), storages[1].max_size, storages.max_size
-        (2, 4, 7)
-    """
-
-    ndim = 1
-    initialized = True
-
-    def __init__(self, *storages: Any, transforms: Sequence[Any] | None = None) -> None:
-        self._parts = storages
-        self.transforms = [None] * len(storages) if transforms is None else list(transforms)
-        if len(self.transforms) != len(storages):
-            raise InvalidArgumentError(f"there are {len(self.transforms)} transforms for {len(storages)} storages")
-
-    def _subset(self, members: Sequence[int]) -> Self:
-        return type(self)(*(self._parts[k] for k in members), transforms=[self.transforms[k] for k in members])
-
-    @property
-    def max_size(self) -> int:
-        """Slots of all storages."""
-        return sum(int(one.max_size) for one in self._parts)
-
-    @property
-    def shape(self) -> torch.Size:
-        """Number of slots."""
-        return torch.Size((self.max_size,))
-
-    def get(self, index: Any) -> list[tuple[int, Any]]:
-        """Return the rows of an index as a sample has it: pairs of the number of a member and its rows.
-
-        Args:
-            index: a TensorDict `[members, rows]` of "buffer_ids" and "index".
-        """
-        return [
-            (int(ids.reshape(-1)[0]), self._parts[int(ids.reshape(-1)[0])].get(rows))
-            for ids, rows in zip(index["buffer_ids"], index["index"], strict=True)
-        ]
-
-    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
-        """Refuse to write.
-
-        Args:
-            cursor, data, set_cursor: as `Storage.set`.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise _not_here()
-
-    def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Call `register_save_hook(hook)` of each storage."""
-        for one in self._parts:
-            one.register_save_hook(hook)
-
-    def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Call `register_load_hook(hook)` of each storage."""
-        for one in self._parts:
-            one.register_load_hook(hook)
-
-
-class WriterEnsemble(Ensemble[Any], Writer):
-    """The writers of an ensemble of buffers.
-
-    Args:
-        *writers: one for each member.
-
-    Example:
-        >>> len(WriterEnsemble(RoundRobinWriter(), ImmutableDatasetWriter()))
-        2
-    """
-
-    def __init__(self, *writers: Any) -> None:
-        Writer.__init__(self)
-        self._parts = writers
-
-    def register_storage(self, storage: Any) -> None:
-        """Do nothing: each member has a storage of its own."""
-
-    def add(self, data: Any) -> NoReturn:
-        """Refuse to write.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise _not_here()
-
-    def extend(self, data: Any) -> NoReturn:
-        """Refuse to write.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise _not_here()
-
-    @property
-    def write_count(self) -> int:
-        """Rows that were ever written, of all members."""
-        return sum(int(one.write_count) for one in self._parts)
-
-
-class SamplerEnsemble(Ensemble[Any], Sampler):
-    """The samplers of an ensemble of buffers, and how its members are chosen.
-
-    Args:
-        *samplers: one for each member.
-        p: the share of each member, by any common factor; None: equal shares. "sampleable": the number of rows of each
-            (of slices, of the places where one can begin), and 0 where there is no batch.
-        sample_from_all: each batch has rows of each member.
-        num_buffer_sampled: from how many members a batch is drawn, with replacement; as many as there are by default.
-
-    Raises:
-        ValueError: `p` is not a share for each member, or `num_buffer_sampled` below 1.
-        RuntimeError: `p` and `sample_from_all`.
-
-    Example:
-        >>> SamplerEnsemble(RandomSampler(), RandomSampler(), p=[1, 3]).p
-        tensor([0.2500, 0.7500])
-    """
-
-    def __init__(
-        self, *samplers: Any, p: Any = None, sample_from_all: bool = False, num_buffer_sampled: int | None = None
-    ) -> None:
-        Sampler.__init__(self)
-        self._parts = samplers
-        if p is not None and sample_from_all:
-            raise InvalidStateError("give one of p and sample_from_all")
-        if isinstance(p, str) and p != "sampleable":
-            raise InvalidArgumentError(f'p is "sampleable", or a share for each member, not {p!r}')
-        if p is not None and not isinstance(p, str):
-            p = torch.as_tensor(p, dtype=torch.float32).flatten()
-            if len(p) != len(samplers) or not bool((p >= 0).all()) or not 0 < float(p.sum()) < float("inf"):
-                raise InvalidArgumentError(f"p={p.tolist()} is no share for each of {len(samplers)} members")
-            p = p / p.sum()
-        if num_buffer_sampled is not None and num_buffer_sampled < 1:
-            raise InvalidArgumentError(f"a batch is drawn from at least 1 member, not {num_buffer_sampled}")
-        self.p, self.sample_from_all = p, sample_from_all
-        self.num_buffer_sampled = len(samplers) if num_buffer_sampled is None or sample_from_all else num_buffer_sampled
-
-    def _subset(self, members: Sequence[int]) -> Self:
-        p = self.p if self.p is None or isinstance(self.p, str) else self.p[list(members)]
-        return type(self)(
-            *(self._parts[k] for k in members), p=p, sample_from_all=self.sample_from_all,
-            num_buffer_sampled=self.num_buffer_sampled,
-        )  # fmt: skip
-
-    def rows_each(self, batch_size: int) -> int:
-        """Return how many rows of a batch each chosen member gives.
-
-        Raises:
-            ValueError: the batch cannot be divided among them.
-        """
-        if batch_size % self.num_buffer_sampled:
-            raise InvalidArgumentError(
-                f"a batch of {batch_size} rows cannot be divided by the {self.num_buffer_sampled} members it is drawn "
-                "from (num_buffer_sampled)"
-            )
-        return batch_size // self.num_buffer_sampled
-
-    def choose(self, available: Callable[[], Sequence[int]]) -> list[int]:
-        """Choose the members of a batch.
-
-        Args:
-            available: returns the number of rows of each member that can be sampled.
-
-        Raises:
-            RuntimeError: with "sampleable", no member has a batch.
-        """
-        if self.sample_from_all:
-            return list(range(len(self)))
-        if self.p is None:
-            chosen: list[int] = torch.randint(len(self), (self.num_buffer_sampled,), generator=self._rng).tolist()
-            return chosen
-        shares = torch.tensor(available(), dtype=torch.float32) if isinstance(self.p, str) else self.p
-        if not bool(shares.any()):
-            raise InvalidStateError("no member of this ensemble can be sampled")
-        return torch.multinomial(shares, self.num_buffer_sampled, True, generator=self._rng).tolist()
-
-    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
-        """Refuse to choose slots, which are those of members.
-
-        Args:
-            storage, batch_size: as `Sampler.slots`.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise InvalidStateError("the members of a ReplayBufferEnsemble are sampled through it")
-
-    def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw from that generator from now on, and have all members do so."""
-        self._rng = generator
-        for one in self._parts:
-            if isinstance(one, Sampler):
-                one.set_rng(generator)
-            else:
-                one._rng = generator
 
 
 class ReplayBufferEnsemble(ReplayBuffer):
@@ -445,7 +214,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
     def _planned(self, data: Any) -> Callable[[], TensorDictBase]:  # type: ignore[override]
         if self.routing_key is None and self.routing_dim is None:
-            raise _not_here()
+            raise not_here()
         ids = self._routes(only_collections(data))
         flat = data.reshape(-1)
         planned = []
@@ -520,35 +289,30 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
     # -- checkpoints, and the end ------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each member, by its number."""
-        return {str(k): member.state_dict() for k, member in enumerate(self.members)}
+        """Return the state of each member, by its number, and the random numbers of the ensemble."""
+        rng = None if self._generator is None else self._generator.get_state()
+        states = {str(k): member.state_dict() for k, member in enumerate(self.members)}
+        return {**states, "_batch_size": self._batch_size, "_rng": rng}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume each member.
+    def _planned_state(self, state_dict: Any) -> Put:
+        as_many(len(self), sorted(name for name in state_dict if name not in ("_batch_size", "_rng")))
+        puts = [member._planned_state(state_dict[str(k)]) for k, member in enumerate(self.members)]
+        rng = state_dict.get("_rng")
+        self._check_rng(rng)
+        return partial(self._resume, puts, state_dict.get("_batch_size", self._batch_size), rng)
 
-        Raises:
-            KeyError: it is of another number of members.
-        """
-        _as_many(len(self), sorted(state_dict))
-        self._clear_prefetched()
-        for k, member in enumerate(self.members):
-            member.load_state_dict(state_dict[str(k)])
+    def _parts(self) -> dict[str, Any]:
+        return {str(k): member for k, member in enumerate(self.members)}
 
-    def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint of each member, into a folder of its number."""
-        for k, member in enumerate(self.members):
-            member.dumps(FilePath(path) / str(k))
-
-    def loads(self, path: str | os.PathLike[str]) -> None:
-        """Have each member go on where its checkpoint was written.
-
-        Raises:
-            KeyError: there is another number of checkpoints.
-        """
-        _as_many(len(self), sorted(found.name for found in FilePath(path).iterdir() if found.is_dir()))
-        self._clear_prefetched()
-        for k, member in enumerate(self.members):
-            member.loads(FilePath(path) / str(k))
+    def _planned_loads(self, path: str | os.PathLike[str]) -> Put:
+        folder = FilePath(path)
+        as_many(len(self), numbered(folder))
+        # Of earlier releases there are the checkpoints of members alone.
+        former = not (folder / METADATA).exists()
+        beside = Resumed(self._batch_size, None, []) if former else resumed(folder)
+        self._check_rng(beside.rng)
+        puts = [member._planned_loads(folder / str(k)) for k, member in enumerate(self.members)]
+        return partial(self._resume, puts, *beside)
 
     def flush(self) -> None:
         """Commit the rows of all members."""
@@ -579,15 +343,3 @@ def _described(k: int, info: dict[Any, Any]) -> TensorDict:
     place = TensorDict({"buffer_ids": torch.full((len(index),), k), "index": index}, [len(index)])
     rest = {key: value for key, value in info.items() if key != "index" and isinstance(value, Tensor)}
     return TensorDict({"index": place, **rest}, [len(index)])
-
-
-def _as_many(members: int, found: list[str]) -> None:
-    if found != sorted(map(str, range(members))):
-        raise StateDictError(f"this ensemble has {members} members, and there are {', '.join(found)}")
-
-
-def _not_here() -> InvalidStateError:
-    return InvalidStateError(
-        "rows of an ensemble are written through its members, ensemble[0].extend(...), or with routing_key= or "
-        "routing_dim= of the ReplayBufferEnsemble"
-    )
