@@ -2,9 +2,9 @@
 
     quick   no server, no other process, no peer, no file of a backend:  `make test-quick`, under a minute
     local   quick, and files and processes on this machine:              `make test-local`, under five minutes
-    (all)   servers, comparisons with the peer and sweeps too:           `make test`
+    (all)   servers, the peer, type checkers and sweeps too:             `make test`
 
-A test is a `server`, `peer`, `sweep`, `process` or `disk` test when its function, its fixtures or the helpers they call
+A test is a `server`, `peer`, `sweep`, `types`, `process` or `disk` test when its function, its fixtures or the helpers they call
 name one: the call graph is followed through the modules of the tests and the kit. What that cannot see (a method of
 tdstore that starts processes) stands in `FOLDERS`; a test that starts a process or server beyond its tier fails there.
 """
@@ -28,13 +28,14 @@ TRAITS = {
     "server": "uses a server, or a program that may not be installed",
     "peer": "compares with the tensordict package, torchrl or other libraries",
     "sweep": "kills a process, or fails its system calls, at each of many points",
+    "types": "runs a type checker, which has a core for itself",
     "process": "starts other processes",
     "disk": "writes files",
     "compile": "compiles or exports a program with torch",
 }
 TIERS = {
     "quick": "no server, no process, no peer, no files; seconds each at most",
-    "local": "quick, files and processes; no server, no comparison with a peer, no sweep",
+    "local": "quick, files and processes; no server, no comparison with a peer, no type checker, no sweep",
 }
 SERVERS = frozenset({"redis", "s3", "rgw", "azure", "http", "pyright"})  # fixtures of conftest.py
 MODULES = {
@@ -74,12 +75,13 @@ FOLDERS = {
     "plugins/tdstore-zarr/tests/test_crash.py": "sweep",
     "tests/builtin/shared/test_processes.py": "process",
     "tests/parallel/test_map_stored.py": "process",
-    "tests/reveal/": "process",
+    "tests/reveal/": "types",
+    "tests/tensorclass/test_typing.py": "types",
 }
 # What is not even imported for a tier.
 BEYOND = {
     "quick": ("plugins/", "tests/differential/", "tests/porting/", "tests/faults/", "tests/compile/"),
-    "local": ("tests/differential/", "tests/porting/", "tests/faults/"),
+    "local": ("tests/differential/", "tests/porting/", "tests/faults/", "tests/reveal/"),
 }
 IMPORTS_PEER = re.compile(r"^(import|from) (tensordict|torchrl)\b", re.MULTILINE)
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}  # events that Python tells an audit hook
@@ -91,7 +93,7 @@ def add_markers(items: Iterable[pytest.Item]) -> None:
     for item in items:
         marks = traits(item)
         if item.get_closest_marker("slow") is None:
-            if not marks & {"server", "peer", "sweep"}:
+            if not marks & {"server", "peer", "types", "sweep"}:
                 marks.add("local")
                 if not marks & {"process", "disk", "compile"}:
                     marks.add("quick")

@@ -76,16 +76,17 @@ def test_peers_and_servers_are_seen():
     assert tiers.reached("a parameter") == set()
 
 
-def runs_all(config: pytest.Config) -> bool:
-    """Whether the tests of this run are all there are."""
+def has_the_tier(config: pytest.Config) -> bool:
+    """Whether this run has all tests of the local tier."""
     everything = set(config.args) == set(config.getini("testpaths"))
-    return everything and not config.option.markexpr and not config.option.keyword and not config.option.deselect
+    chosen = config.option.markexpr in ("", "local")
+    return everything and chosen and not config.option.keyword and not config.option.deselect
 
 
 @pytest.fixture(scope="module")
 def collected(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """Every test of the local tier: of this run where it has all, otherwise as another process collects them."""
-    if runs_all(request.config):
+    """Every test of the local tier: of this run where it has them, otherwise as another process collects them."""
+    if has_the_tier(request.config):
         return [test for test in uses(request.session) if "local" in test["marks"]]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-m", "local", "-p", "no:cacheprovider"]
     command += ["-p", "no:xdist", "-p", "tests.house.collected"]
@@ -99,7 +100,7 @@ def test_the_tiers_hold(collected):
     quick = [t for t in collected if "quick" in t["marks"] and not tiers.is_beyond(ROOT / t["file"], "quick")]
     assert len(quick) > 3000
     assert len(collected) > 2 * len(quick)
-    for tests, without in ((collected, {"server", "peer", "sweep", "slow"}), (quick, {"process", "disk", "compile"})):
+    for tests, without in ((collected, {"server", "peer", "types", "sweep", "slow"}), (quick, {"process", "disk", "compile"})):
         wrong = [t["id"] for t in tests if without & set(t["marks"]) or tiers.SERVERS & set(t["fixtures"])]
         assert not wrong, f"tests of a tier that has no {', '.join(sorted(without))}:\n" + "\n".join(wrong)
     assert not [t["id"] for t in quick if {"tmp_path", "tmp_path_factory"} & set(t["fixtures"])]
