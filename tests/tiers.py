@@ -4,9 +4,10 @@
     local   quick, and files and processes on this machine:              `make test-local`, under five minutes
     (all)   servers, the peer, type checkers and sweeps too:             `make test`
 
-A test is a `server`, `peer`, `sweep`, `types`, `process` or `disk` test when its function, its fixtures or the helpers they call
-name one: the call graph is followed through the modules of the tests and the kit. What that cannot see (a method of
-tdstore that starts processes) stands in `FOLDERS`; a test that starts a process or server beyond its tier fails there.
+A test is a `server`, `peer`, `sweep`, `types`, `process` or `disk` test when its function, its fixtures or the helpers
+they call name one: the call graph is followed through the modules of the tests and the kit. What that cannot see (a
+method of tdstore that starts processes) stands in `FOLDERS`; a test that starts a process or server beyond its tier
+fails there.
 """
 
 from __future__ import annotations

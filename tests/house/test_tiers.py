@@ -100,7 +100,8 @@ def test_the_tiers_hold(collected):
     quick = [t for t in collected if "quick" in t["marks"] and not tiers.is_beyond(ROOT / t["file"], "quick")]
     assert len(quick) > 3000
     assert len(collected) > 2 * len(quick)
-    for tests, without in ((collected, {"server", "peer", "types", "sweep", "slow"}), (quick, {"process", "disk", "compile"})):
+    beyond = {"server", "peer", "types", "sweep", "slow"}
+    for tests, without in ((collected, beyond), (quick, {"process", "disk", "compile"})):
         wrong = [t["id"] for t in tests if without & set(t["marks"]) or tiers.SERVERS & set(t["fixtures"])]
         assert not wrong, f"tests of a tier that has no {', '.join(sorted(without))}:\n" + "\n".join(wrong)
     assert not [t["id"] for t in quick if {"tmp_path", "tmp_path_factory"} & set(t["fixtures"])]
