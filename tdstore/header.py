@@ -22,6 +22,8 @@ MAX_BYTES = 64 << 20
 MAX_GROUPS = 1_000_000
 NESTED_VALUES, NESTED_SPANS, NESTED_SHAPES = "nested.values", "nested.spans", "nested.shapes"
 """Names of the leaves below the key of a nested tensor."""
+VALUE_KIND, VALUE_KEY = "NonTensorData", "data"
+"""The kind of the group that holds a value by itself, and the key of its only entry, the value."""
 
 
 class Group(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,8 +34,8 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True):
     names: tuple[str | None, ...] | None = None
     device: str | None = None
     kind: str = "TensorDict"
-    """What the group is: "TensorDict", "LazyStackedTensorDict", or "tensorclass:" and the qualified name of a class.
-    A name to look up among the classes that this process has declared, never one to import."""
+    """What the group is: "TensorDict", "LazyStackedTensorDict", `VALUE_KIND`, or "tensorclass:" and the qualified name
+    of a class. A name to look up among the classes that this process has declared, never one to import."""
     keys: tuple[str, ...] = ()
     """First-level entries in order: leaves, groups and values."""
     values: dict[str, Any] = {}

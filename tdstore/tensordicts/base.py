@@ -30,6 +30,7 @@ from tdstore.container.persistence.consolidate import ConsolidatingMixin
 from tdstore.container.persistence.growing import GrowingMixin
 from tdstore.container.persistence.reshaping import ReshapingMixin
 from tdstore.container.persistence.saving import SavingMixin
+from tdstore.container.values.nontensor import NonTensor
 from tdstore.convert.checkpoints.state_dict import StateDictMixin
 from tdstore.convert.methods import ConvertMixin
 from tdstore.modules.methods import ModulesMixin
@@ -110,7 +111,7 @@ class TensorDictBase(
             >>> TensorDict.from_dict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3)}}, batch_dims=1).batch_size
             torch.Size([3])
         """
-        if isinstance(input_dict, Container):
+        if isinstance(input_dict, (Container, NonTensor)):
             same: Self = construct_and_join.from_container(input_dict, batch_size, device, names)
             return same
         plain = cls._resident_class

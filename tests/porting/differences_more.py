@@ -55,7 +55,7 @@ MORE: list[tuple[str, str, str]] = [
     ("a bad index of one is an `IndexError`", "M.lazy_stack([td, td])[1.5]", "IndexError"),
     ("An order with a text", "(named < 'a')", "TypeError"),
     ("Arithmetic keeps empty nested TensorDicts", "'e' in (T({'a': torch.ones(2), 'e': {}}, [2]) + 1)", "True"),
-    ("`is_floating_point()` is False", "named.get('s').is_floating_point()", "False"),
+    ("`is_floating_point()` are False", "named.get('s').is_floating_point()", "False"),
     ("is one list for each row", "T({'s': [['a', 'b'], ['c', 'd']]}, [2])[0]['s']", "['a', 'b']"),
     ("A list of dicts given to `from_any`", "type(T.from_any([{'a': 1}, {'a': 2}])).__name__", "LazyStackedTensorDict"),
     (
@@ -255,8 +255,19 @@ MORE: list[tuple[str, str, str]] = [
         "NonTensorStack",
     ),
     (
-        "What saves or restores",
-        "M.NonTensorData('x', batch_size=[3]).memmap('p')",
-        "NotImplementedError",
+        "comes back as it was, batch size and all",
+        "M.NonTensorData('x', batch_size=[3]).memmap('p'); list(T.load_memmap('p').batch_size)",
+        "[3]",
     ),
+    (
+        "`to_h5` and `consolidate(path)` lose the values",
+        "M.NonTensorStack('x', 'y').to_h5('f.h5'); [getattr(T.from_h5('f.h5'), 'data', None)]",
+        "[['x', 'y']]",
+    ),
+    (
+        "does not take one over by `load_memmap_`",
+        "M.NonTensorData('x').memmap('p'); td.clone().load_memmap_('p')",
+        "TypeError",
+    ),
+    ("and no tensors (`is_memmap()`", "M.NonTensorData('x').share_memory_().is_shared()", "False"),
 ]

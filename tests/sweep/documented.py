@@ -31,11 +31,13 @@ DOCUMENTED = [
         "give the value itself", "", "value", r"^\['is td'\]|^\['(result|td)'\]\['data'\].*(got None|expected None)"
     ),
     Documented(
-        "is a method of what holds the value",
-        r"memmap|save|dumps|to_h5|from_dict\(|state_dict|consolidate\(.*at\(|assert_close|share_memory",
-        "value",
-        weak=True,
+        "comes back as it was, batch size and all", r"load_memmap\(p|from_h5\(p", "value", "batch_size|expected .'Size"
     ),
+    Documented("`to_h5` and `consolidate(path)` lose", r"to_h5|\.h5|from_consolidated", "value"),
+    Documented("does not take one over by `load_memmap_`", r"other.clone\(\).load_memmap_", "value"),
+    Documented("is no lazy stack, a `nontensordata` no", r"is_contiguous|isinstance|!= torch|tree_leaves", "stack of"),
+    Documented("in the text of a tensordict a value has at most", r"str\(td|format\(td", "value"),
+    Documented("`is_meta` is a property", "is_meta", "value"),
     Documented(
         "there `view(5)` of twelve rows is taken",
         "",
@@ -47,11 +49,14 @@ DOCUMENTED = [
         "",
         "value",
         r"(expected '(TensorDict|LazyStackedTensorDict)', got 'NonTensorStack')"
-        r"|: expected None, got {'kind': 'NonTensorStack'|\['result'\]\['(data|keys|names|device|locked|batch_size)'\]",
+        r"|: expected None, got {'kind': 'NonTensor|is td|\['result'\]\['(data|keys|names|device|locked|batch_size)'\]",
     ),
     Documented("a value for the whole batch stays one value", "unsqueeze|expand|pad", "value", r"\['result'\]\['"),
     Documented(
-        "they have no lock", r"is_locked|device|numpy\(\)|is_floating", "value", "result'\\]: expected|ours raises"
+        "they have no lock",
+        r"is_(locked|memmap|shared|consolidated|floating)|device|numpy\(\)",
+        "value",
+        "result'\\]: expected|ours raises",
     ),
     Documented("and no maths", "", "value", r"^ours raises (Attribute|Type)Error|^expected "),
     # -- right to differ

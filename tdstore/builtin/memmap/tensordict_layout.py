@@ -16,8 +16,8 @@ import torch
 
 from tdstore.builtin.memmap.layout import SUFFIX, Layout, LeafFile
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
-from tdstore.errors import CorruptStoreError, StoreError, UnsupportedError, UntrustedDataError
-from tdstore.header import MAX_DEPTH, MAX_GROUPS, NESTED_SHAPES, NESTED_VALUES, Group, Header
+from tdstore.errors import CorruptStoreError, StoreError, UntrustedDataError
+from tdstore.header import MAX_DEPTH, MAX_GROUPS, NESTED_SHAPES, NESTED_VALUES, VALUE_KEY, VALUE_KIND, Group, Header
 from tdstore.storekit import files
 from tdstore.storekit.documents import MAX_DIMS, is_plain_name
 from tdstore.storekit.session import FileParts
@@ -39,6 +39,7 @@ _LAZY = "<class 'tensordict._lazy.LazyStackedTensorDict'>"
 _NON_TENSOR = "<class 'tensordict.tensorclass.NonTensorData'>"
 _STACK = "<class 'tensordict.tensorclass.NonTensorStack'>"
 _CLASS = re.compile(r"<class '(?:[^']*\.)?([^.']+)'>")
+_VALUES = ("NonTensorData", "NonTensorStack", "MetaData")
 _PLAIN_TYPES = ("TensorDict", "TensorDictParams", "PersistentTensorDict", "SubTensorDict")
 _ESCAPED = set('/<>:"|?*\\ %\x00\x7f') | {chr(c) for c in range(32)}
 
@@ -91,6 +92,8 @@ class TensordictReader:
         kind = self._kind(meta, path)
         if kind == "LazyStackedTensorDict":
             return self._lazy_stack(meta, path, folder)
+        if kind == VALUE_KIND:
+            return self._value_by_itself(meta, path, folder)
         if kind != "TensorDict":
             folder = (*folder, INNER)
             if PICKLES[0] in self._entries(folder[:-1]):
@@ -140,10 +143,8 @@ class TensordictReader:
             raise self._corrupt(f"has the class {str(meta.get('_type'))[:80]!r}", path)
         if named[1] == "LazyStackedTensorDict":
             return named[1]
-        if named[1] in ("NonTensorData", "NonTensorStack", "MetaData"):
-            raise UnsupportedError(
-                f"{self.url}: {path_text(path)} is one non-tensor value, not a dataset", url=self.url
-            )
+        if named[1] in _VALUES:
+            return VALUE_KIND
         full = str(meta["_type"])[len("<class '") : -len("'>")] if "_type" in meta else ""
         return "TensorDict" if named[1] in _PLAIN_TYPES else f"tensorclass:{full}"
 
@@ -195,13 +196,23 @@ class TensordictReader:
         inner = (*folder, self._folder_name(folder, key, path))
         meta = self._meta(inner, path)
         named = _CLASS.fullmatch(str(meta.get("_type", _TENSORDICT)))
-        if named is None or named[1] not in ("NonTensorData", "NonTensorStack", "MetaData"):
-            return None
+        return None if named is None or named[1] not in _VALUES else self._record(named[1], meta, inner, path)
+
+    def _value_by_itself(self, meta: dict[str, Any], path: Path, folder: FileParts) -> list[tuple[Path, FileParts]]:
+        record = self._record(_CLASS.fullmatch(str(meta["_type"]))[1], meta, folder, path)  # type: ignore[index]
+        batch: tuple[int, ...] = ()
+        if isinstance(meta.get("data"), list) and "stack" in record:
+            batch = _shape_of_lists(meta["data"])
+            record["ndim"] = len(batch)
+        self.groups[path] = Group(batch_size=batch, kind=VALUE_KIND, keys=(VALUE_KEY,), values={VALUE_KEY: record})
+        return []
+
+    def _record(self, kind: str, meta: dict[str, Any], inner: FileParts, path: Path) -> dict[str, Any]:
         data = meta.get("data")
-        if "data" not in meta or (named[1] == "NonTensorStack" and not isinstance(data, list)):
-            return self._pickled_value(inner, path, stacked=named[1] == "NonTensorStack")
+        if "data" not in meta or (kind == "NonTensorStack" and not isinstance(data, list)):
+            return self._pickled_value(inner, path, stacked=kind == "NonTensorStack")
         try:
-            if named[1] == "NonTensorStack":
+            if kind == "NonTensorStack":
                 return {"stack": encode_value(data), "dim": int(meta.get("stack_dim", 0))}
             return {"data": encode_value(data)}
         except (ValueError, TypeError) as error:
@@ -288,6 +299,15 @@ class TensordictReader:
         )
 
 
+def _shape_of_lists(values: list[Any]) -> tuple[int, ...]:
+    """Return the lengths of nested lists, down to where they are no lists of one length."""
+    shape = [len(values)]
+    while len(shape) < MAX_DIMS and values and all(isinstance(v, list) and len(v) == len(values[0]) for v in values):
+        shape.append(len(values[0]))
+        values = [row for value in values for row in value]
+    return tuple(shape)
+
+
 def _regular_size(shape: Any) -> Any:
     """Return a batch size up to where it is ragged (-1): the entries determine the rest."""
     return shape[: shape.index(-1)] if isinstance(shape, list) and -1 in shape else shape
@@ -361,6 +381,9 @@ def _write_group(
     folder = layout.folder(path)
     if group.kind == "LazyStackedTensorDict" and type(group.extra.get("stack_dim")) is int:
         out[(*folder, META)] = _dump({"_type": _LAZY, "stack_dim": group.extra["stack_dim"]})
+        return
+    if group.kind == VALUE_KIND and (one := _tensordict_value(group.values.get(VALUE_KEY))) is not None:
+        out[(*folder, META)] = _dump(one)
         return
     meta: dict[str, Any] = {}
     leaves = below.get(path, {})

@@ -16,7 +16,9 @@ import msgspec
 from torch.serialization import add_safe_globals
 
 from tdstore.container.core.container import Container
+from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import InvalidTypeError
+from tdstore.header import VALUE_KEY, VALUE_KIND
 from tdstore.types import Path
 
 PREFIX = "tensorclass:"
@@ -52,6 +54,23 @@ class Typed(Container):
         if cls._open or cls._field_names.issuperset(keys):
             return []
         return [key for key in keys if key not in cls._field_names]
+
+
+class StoredValue(Typed):
+    """Mark of a TensorDict that is the stored form of a value by itself. There are no objects of it."""
+
+    _field_names = frozenset({VALUE_KEY})
+
+
+def stored_form(value: NonTensor) -> Container:
+    """Return the TensorDict that is saved where a value by itself is: its only entry is the value."""
+    new: Any = Container._resident_class
+    td: Container = new({VALUE_KEY: value}, batch_size=value.batch_size)
+    td._tensorclass = StoredValue
+    return td
+
+
+NonTensor._stored_form = stored_form
 
 
 # -- the classes of this process -------------------------------------------------------------
@@ -115,6 +134,8 @@ def lookup(name: str) -> type[Typed] | None:
 # -- to and from a store ---------------------------------------------------------------------
 def kind_of(tensorclass: type[Typed] | None) -> str:
     """Return the header's kind for a container of a class, or of none."""
+    if tensorclass is StoredValue:
+        return VALUE_KIND
     return "TensorDict" if tensorclass is None else PREFIX + full_name(tensorclass)
 
 

@@ -112,7 +112,8 @@ def assert_close(
 ) -> bool:
     """Check that two TensorDicts have the same entries, and tensors that are close, as `torch.testing.assert_close`.
 
-    Batch sizes and names are not compared. Stored TensorDicts are read one entry at a time.
+    Batch sizes and names are not compared. A value by itself counts as a TensorDict of the entry "data". Stored
+    TensorDicts are read one entry at a time.
 
     Args:
         rtol: default: what `torch.testing.assert_close` has for the dtype; given only one of the two, the other is 0.
@@ -127,6 +128,7 @@ def assert_close(
         AssertionError: an entry differs, in values, shape, dtype or kind; names its key.
         KeyNotFoundError: keys that only one has. InvalidTypeError: no TensorDict.
     """
+    actual, expected = (x._stored_form() if isinstance(x, NonTensor) else x for x in (actual, expected))
     if not isinstance(actual, Container) or not isinstance(expected, Container):
         kinds = f"a {type(actual).__name__} and a {type(expected).__name__}"
         raise InvalidTypeError(f"assert_close compares TensorDicts, not {kinds}")

@@ -18,9 +18,9 @@ from tdstore.container.entries.nested_tensors import ragged_dim
 from tdstore.container.persistence.saving import later
 from tdstore.container.storage.describe import describe
 from tdstore.container.storage.handle import StoreHandle
-from tdstore.container.storage.open_and_save import over
+from tdstore.container.storage.open_and_save import over, value_by_itself
 from tdstore.errors import CorruptStoreError, InvalidStateError, OptionError
-from tdstore.header import Header
+from tdstore.header import VALUE_KIND, Header
 from tdstore.io.blocks import leaf_batches
 from tdstore.io.consolidated import layout
 from tdstore.io.consolidated.buffer import BufferStore, Slot, arrange
@@ -234,7 +234,8 @@ def over_buffer(url: str, contents: layout.Contents, buffer: Tensor) -> TensorDi
         above = groups[path[:-1]]
         groups[path[:-1]] = msgspec.structs.replace(above, keys=tuple(key for key in above.keys if key != path[-1]))
     store = BufferStore(url, Header(groups), contents.slots, buffer)
-    td = over(StoreHandle(store, registry().get("memory"), None, "r", {}))
+    handle = StoreHandle(store, registry().get("memory"), None, "r", {})
+    td = over(handle)
     node: Any
     for path, leaf in contents.ragged.items():
         node = td
@@ -250,4 +251,4 @@ def over_buffer(url: str, contents: layout.Contents, buffer: Tensor) -> TensorDi
             node = node._child(key)
         node._reorder(list(contents.header.groups[path].keys))
     td._state |= CONSOLIDATED
-    return td
+    return value_by_itself(td, handle) if groups[()].kind == VALUE_KIND else td

@@ -19,7 +19,8 @@ from tdstore.container.functions.schema import SchemaEntry, allocation, flat_sch
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import allocate, open_container, over, write
 from tdstore.container.values.codecs import pickling
-from tdstore.errors import LockedError, OptionError, StoreExistsError, UnsupportedError
+from tdstore.container.values.nontensor import NonTensor
+from tdstore.errors import InvalidTypeError, LockedError, OptionError, StoreExistsError, UnsupportedError
 from tdstore.header import Group
 from tdstore.index.shapes import as_size
 from tdstore.io.opening import DEFAULT_ON_DISK, Location, Storage
@@ -182,7 +183,7 @@ class SavingMixin(Container):
 
         Returns:
             A `TensorDict` of live tensors where the backend has them (memmap, shared memory), else a
-            `PersistentTensorDict`.
+            `PersistentTensorDict`. Of a value that was saved by itself, the value, in memory.
 
         Raises:
             OptionError: mode "w" or "x", which would make a new dataset; nothing is touched.
@@ -203,6 +204,8 @@ class SavingMixin(Container):
         if allow_pickle:
             kwargs["trust"] = True
         td = open_container(location if location is not None else prefix, storage=storage, mode=mode, **kwargs)
+        if isinstance(td, NonTensor):  # saved by itself; values have no device
+            return td if out is None else out._become(a_container(td))
         if device is not None and torch.device(device).type == "meta":
             if jagged := [key for node, key in td._leaf_places() if node._leaf_layout(key) is torch.jagged]:
                 raise UnsupportedError(
@@ -220,9 +223,10 @@ class SavingMixin(Container):
 
         Raises:
             LockedError: this TensorDict is locked, and the dataset has other keys.
+            InvalidTypeError: the dataset is a value by itself.
         """
         anywhere, locked = self._device is None, self.is_locked
-        found = self.load(prefix, *args, **kwargs)
+        found = a_container(self.load(prefix, *args, **kwargs))
         if locked and {*self.keys(True)} != {*found.keys(True)}:
             raise LockedError("cannot load a dataset with other keys: the TensorDict is locked")
         td = self._become(found)
@@ -458,6 +462,17 @@ class SavingMixin(Container):
 
     def _as_meta(self) -> Any:
         raise NotImplementedError
+
+
+def a_container(found: Any) -> TensorDictBase:
+    """Return what was loaded; raise `InvalidTypeError` if it is a value by itself, whose place no TensorDict can be."""
+    if isinstance(found, NonTensor):
+        raise InvalidTypeError(
+            f"what is stored there is a value by itself, {str(found.plain())[:100]!r}, and no TensorDict",
+            hint="load it without `out=` and without a TensorDict that takes it over",
+        )
+    td: TensorDictBase = found
+    return td
 
 
 def _lock_stored(td: Any, handle: StoreHandle) -> None:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdstore.container.core.container import GROUP, Container
+from tdstore.container.core.container import GROUP, VALUE, Container
 from tdstore.container.core.locks import BOUND, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.container.core.tensorclasses import rewrap, unwrap_all, wrap
 from tdstore.container.storage.describe import STACK_KIND, describe
 from tdstore.container.storage.entry_kinds import Leaf, NestedTensor, SubGroup
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.errors import CorruptStoreError, KeyNotFoundError, NotAGroupError, OptionError
-from tdstore.header import Group, Header
+from tdstore.header import VALUE_KEY, VALUE_KIND, Group, Header
 from tdstore.index.tracing import fake_mode
 from tdstore.io.blocks import BLOCK_BYTES, leaf_batches
 from tdstore.io.opening import PLAIN, Location, Storage, find_backend, locate, open_backend
@@ -183,7 +183,21 @@ def open_container(
     path = () if subpath is None else _subpath(subpath, handle)
     td = over(handle, path, THROUGH if handle.store.writable else 0)
     td._undo = "close"
-    return td
+    return value_by_itself(td, handle) if handle.groups[path].kind == VALUE_KIND else td
+
+
+def value_by_itself(td: Any, handle: StoreHandle) -> TensorDictBase:
+    """Return the value that a stored TensorDict is the form of, read into memory; the dataset is closed.
+
+    Raises:
+        CorruptStoreError: there is none.
+    """
+    if handle.kind((VALUE_KEY,)) != VALUE:
+        handle.close()
+        raise CorruptStoreError(f"{handle.store.url} is to hold one value, and holds none", url=handle.store.url)
+    value: TensorDictBase = td.get(VALUE_KEY).clone()  # annotated as all that opens
+    handle.close()
+    return value
 
 
 def allocate(

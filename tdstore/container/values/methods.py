@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
 
-from tdstore.errors import InvalidArgumentError, UnsupportedError
+from tdstore.container.values.saved import SavedValues
+from tdstore.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -135,7 +136,7 @@ class ValueCasts:
         return self
 
 
-class ValueMethods(ValueCasts):
+class ValueMethods(SavedValues, ValueCasts):
     """Methods of a TensorDict on an entry that holds no tensor.
 
     Methods about devices, dtypes, gradients, keys and functions of tensors return the entry itself; those of shapes
@@ -248,20 +249,6 @@ class ValueMethods(ValueCasts):
         """Expand the values to the batch size of a container, or to the shape of a tensor."""
         made: NonTensor = self.expand(other.shape)
         return made
-
-    def memmap(self, prefix: Any = None, *args: Any, **kwargs: Any) -> Self:
-        """Return the entry itself.
-
-        Raises:
-            UnsupportedError: there is a `prefix`; values are saved with a TensorDict.
-        """
-        if prefix is not None:
-            raise UnsupportedError(
-                "a non-tensor entry has no file of its own", hint="save a TensorDict with it: TensorDict(key=value)"
-            )
-        return self
-
-    memmap_ = memmap_like = memmap
 
     # -- methods that leave an entry without tensors as it is -------------------------------
     def cpu(self, *args: Any, **kwargs: Any) -> Self:
@@ -385,10 +372,6 @@ class ValueMethods(ValueCasts):
         return self
 
     def densify(self, *args: Any, **kwargs: Any) -> Self:
-        """Return the entry itself."""
-        return self
-
-    def consolidate(self, *args: Any, **kwargs: Any) -> Self:
         """Return the entry itself."""
         return self
 

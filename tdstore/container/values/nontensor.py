@@ -44,7 +44,8 @@ class NonTensor(ValueShapes):
     batch_size: torch.Size
     device: torch.device | None = None
     _container: ClassVar[Any]
-    """`TensorDict`, which stands above this module."""
+    """`TensorDict`, which stands above this module; below, its form that is saved for a value by itself."""
+    _stored_form: Callable[..., Any]
 
     @classmethod
     def __torch_function__(

@@ -17,7 +17,7 @@ from typing import Any
 
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
 from tdstore.errors import CorruptStoreError
-from tdstore.header import MAX_BYTES, MAX_DEPTH, MAX_GROUPS, Group, Header, header_from_builtins
+from tdstore.header import MAX_BYTES, MAX_DEPTH, MAX_GROUPS, VALUE_KIND, Group, Header, header_from_builtins
 from tdstore.io.consolidated.buffer import Slot
 from tdstore.io.consolidated.sums import Placed, aligned, blank
 from tdstore.storekit.documents import MAX_DIMS
@@ -284,7 +284,9 @@ class _Reader:
 
     def _kind(self, kind: Any, path: Path) -> str:
         """Check the class of a container: a TensorDict, or a declared tensorclass."""
-        if isinstance(kind, str) and (kind == "TensorDict" or (kind.startswith(_TYPED) and len(kind) < 1000)):
+        if isinstance(kind, str) and (
+            kind in ("TensorDict", VALUE_KIND) or (kind.startswith(_TYPED) and len(kind) < 1000)
+        ):
             return str(kind)
         raise self._corrupt(f"has the class {str(kind)[:80]!r}", path)
 

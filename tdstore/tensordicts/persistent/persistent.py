@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.locks import LOCKED, MAPPED
-from tdstore.container.persistence.saving import unlocked
+from tdstore.container.persistence.saving import a_container, unlocked
 from tdstore.container.storage.handle import StoreHandle
+from tdstore.container.values.nontensor import NonTensor
 from tdstore.convert.opened import place_of_group
 from tdstore.errors import KeyNotFoundError, OptionError, UnsupportedError
 from tdstore.index.selection import Selection
@@ -110,7 +111,7 @@ class PersistentTensorDict(StoredWrites):
         Raises:
             UnsupportedError: a window cannot take entries of another batch size.
         """
-        source: Any = self.load(prefix, *args, **kwargs)
+        source = a_container(self.load(prefix, *args, **kwargs))
         place = (source._handle, source._path) if isinstance(source, PersistentTensorDict) else source._place()
         if place is not None and (place[0].store.url, place[1]) == (self._handle.store.url, self._path):
             return self
@@ -164,6 +165,7 @@ class PersistentTensorDict(StoredWrites):
         )
         if filename is None:
             return td if device is None else td.to(device)
+        td = td._stored_form() if isinstance(td, NonTensor) else td
         saved = unlocked(td.save(filename, storage=backend, **options))
         made: Self = saved if device is None else saved.to(device)
         return made
