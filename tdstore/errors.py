@@ -260,7 +260,7 @@ class UnevenError(UnsupportedError):
 
 
 class StoreIOError(StoreError, OSError):
-    """The medium failed: a full disk, an I/O error, a lost permission. `errno` is the system's."""
+    """The storage failed: a full disk, an I/O error, a lost permission. `errno` is the system's."""
 
     def __init__(
         self, message: str, *, url: str | None = None, hint: str | None = None, errno: int | None = None
@@ -270,7 +270,7 @@ class StoreIOError(StoreError, OSError):
 
 
 class CorruptStoreError(StoreError, ValueError):
-    """The data on the medium does not match its header."""
+    """The stored data does not match its header."""
 
 
 class DirtyStoreError(StoreError):

@@ -39,7 +39,7 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True):
     keys: tuple[str, ...] = ()
     """First-level entries in order: leaves, groups and values."""
     values: dict[str, Any] = {}
-    """Non-tensor entries: key -> JSON as `values.encode_value` makes it, in an envelope of the container."""
+    """Non-tensor entries: key -> JSON as `values.encode_value` makes it, in a value record."""
     extra: dict[str, Any] = {}
     """Room for what a container class must keep beside its entries (a lazy stack's dimension, ...)."""
 

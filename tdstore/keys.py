@@ -5,11 +5,11 @@ The rules of `encode_file_name`, which `decode_file_name` undoes:
 * ``/ < > : " | ? * \\ space %``, control characters and 0x7f become `%XX`; other Unicode stays.
 * The empty key is `%`, which no other key gives; `.` and `..` are `%2E` and `%2E%2E`.
 * A leading `~` is `%7E`: plain, it marks the hash of a key that is too long for a file name.
-* Names that a folder of ours or of the peer gives a meaning (`meta.json...`, `tdstore...`) have
+* Names that a folder of ours or of the `tensordict` package gives a meaning (`meta.json...`, `tdstore...`) have
   their first character escaped, and a group's `.memmap` ending its dot.
 * Portable names further escape what Windows cannot hold: `CON`, `NUL.txt`, a trailing dot.
 
-The first two are the peer's own names, so that it finds the leaves of ordinary keys.
+The first two are the names of the `tensordict` package, so that it finds the leaves of ordinary keys.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _plain(name: str, start: int, stop: int) -> bytes:
 
 
 def fold(name: str) -> str:
-    """Fold a name: two names with one fold may be one file on a medium that ignores case or Unicode form."""
+    """Fold a name: two names with one fold may be one file on a file system that ignores case or Unicode form."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 

@@ -44,7 +44,7 @@ class Batch(Task):
         return self.epochs.windows(self.epochs.order(self.epoch)(places))
 
     def plan(self) -> Callable[[], TensorDictBase]:
-        """Keep the blocks of the batch, where blocks are read; returns what reads it, by one read of the store."""
+        """Return a function that reads the batch by one read of the store; retain its blocks, where blocks are read."""
         blocks, transform = self.epochs.blocks, self.epochs.transform
         read = self._read if blocks is None else blocks.plan(self.rows())
         return read if transform is None else lambda: transform(read())

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeV
 import torch
 from torch import Tensor
 
-from tdstore.ops import reductions as how
+from tdstore.ops import block_reductions as how
+from tdstore.ops.block_reductions import Reduction
 from tdstore.ops.reduce import FEATURE, ReduceOps
-from tdstore.ops.reductions import Reduction
 
 if TYPE_CHECKING:
     T = TypeVar("T")

@@ -13,7 +13,7 @@ from torch import Tensor
 from tdstore.errors import BatchSizeError, InvalidArgumentError
 from tdstore.index.shapes import as_dim, flat_args
 from tdstore.ops import nested
-from tdstore.ops.move import MoveOps
+from tdstore.ops.reshape import ReshapeOps
 from tdstore.types import Names
 
 
@@ -77,7 +77,7 @@ class Padding:
         return [made[i] for i in places.flatten().tolist()], torch.arange(places.numel()).reshape(places.shape)
 
 
-class RearrangeOps(MoveOps):
+class RearrangeOps(ReshapeOps):
     """flip, roll, repeat, tile, pad and their relatives; feature dimensions never change."""
 
     __slots__ = ()

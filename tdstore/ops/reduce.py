@@ -17,9 +17,9 @@ from torch import Tensor
 
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError
 from tdstore.index.shapes import as_dim
-from tdstore.ops import reductions as how
+from tdstore.ops import block_reductions as how
 from tdstore.ops.base import OpsBase
-from tdstore.ops.reductions import Reduction
+from tdstore.ops.block_reductions import Reduction
 from tdstore.types import Names
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from tdstore.container.methods.devices import PlacingMixin
 from tdstore.container.methods.entry_concat import ColumnsMixin
 from tdstore.container.methods.facts import MeasureMixin
 from tdstore.container.methods.filling import FillingMixin
+from tdstore.container.methods.key_selection import KeySelectionMixin
 from tdstore.container.methods.masking import MaskingMixin
 from tdstore.container.methods.removing import RemovingMixin
-from tdstore.container.methods.selection import SelectionMixin
 from tdstore.container.methods.transforms import TransformsMixin
 from tdstore.container.methods.writing import WritingMixin
 from tdstore.container.persistence.backend_names import NamedStorageMixin
@@ -46,7 +46,7 @@ class TensorDictBase(
     AccessMixin,
     WritingMixin,
     RemovingMixin,
-    SelectionMixin,
+    KeySelectionMixin,
     TransformsMixin,
     ApplyMixin,
     MeasureMixin,

@@ -320,9 +320,9 @@ def header_for(leaves: Leaves, values: Mapping[str, Any] | None = None) -> Heade
         leaves: the leaves.
         values: inline values of the root.
     """
-    envelopes = {key: {"data": value} for key, value in (values or {}).items()}
-    keys = tuple(dict.fromkeys([*(p[0] for p in leaves), *envelopes]))
-    groups: dict[Path, Group] = {(): Group(batch_size=(), keys=keys, values=envelopes)}
+    records = {key: {"data": value} for key, value in (values or {}).items()}
+    keys = tuple(dict.fromkeys([*(p[0] for p in leaves), *records]))
+    groups: dict[Path, Group] = {(): Group(batch_size=(), keys=keys, values=records)}
     for path in leaves:
         for depth in range(1, len(path)):
             below = dict.fromkeys(p[depth] for p in leaves if len(p) > depth and p[:depth] == path[:depth])

@@ -1,4 +1,4 @@
-"""The errors of icechunk as those of tdstore, and the refusal to use it where it would wait for ever."""
+"""The errors of icechunk as those of tdstore, and the refusal to use it where it would block forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A repository as the place of a zarr store: a session is a writer's log, and its commit the commit."""
+"""A repository as the place of a zarr store: opening its last commit or a version, writing in a session, committing."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tdstore.engine import Engine, EngineCap
 from tdstore.errors import InvalidTypeError, MissingDependencyError, OptionError, UnsupportedError
 from tdstore.registry import split_scheme
 from tdstore.storekit.local_engine import LocalEngine
-from tdstore_remote.cache.pages import CachedEngine
+from tdstore_remote.cache.cached_engine import CachedEngine
 from tdstore_remote.engines.delegating import DelegatingEngine
 from tdstore_remote.engines.forks import obstore_is_dead
 from tdstore_remote.engines.fsspec_engine import FsspecEngine
@@ -77,7 +77,7 @@ def _bare(url: str, settings: Settings, options: Mapping[str, Any]) -> Engine:
     except MissingDependencyError as error:
         raise UnsupportedError(
             f"{plain} cannot be read in this process: it was forked from one that uses obstore, "
-            "which would wait for ever here, and fsspec cannot take its place",
+            "which would block forever here, and fsspec cannot take its place",
             url=plain,
             hint=f"{advice}; or {pip_line(scheme)}, which forked workers can use",
         ) from error

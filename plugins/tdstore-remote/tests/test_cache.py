@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from remotehelp import name, same, sample
+from tdstore_remote.cache.cached_engine import CachedEngine
 from tdstore_remote.cache.disk import DiskCache
-from tdstore_remote.cache.pages import CachedEngine
 from tdstore_remote.opening import open_engine
 
 import tdstore
@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_written_is_no_failure(
 
 WORKER = """
 import sys
-from tdstore_remote.cache.pages import CachedEngine
+from tdstore_remote.cache.cached_engine import CachedEngine
 from tdstore.storekit.local_engine import LocalEngine
 from tdstore.index.ranges import Range
 root, folder, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])

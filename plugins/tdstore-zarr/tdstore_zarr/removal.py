@@ -11,7 +11,7 @@ from tdstore.errors import StoreNotFoundError, UnsupportedError
 from tdstore.registry import split_scheme, without_password
 from tdstore.storekit import refusals
 from tdstore_zarr.layout.document import NAME
-from tdstore_zarr.place.memory_engines import engine_of
+from tdstore_zarr.place.memory_engine import engine_of
 from tdstore_zarr.place.objects import CLAIM, ObjectPlace
 from tdstore_zarr.place.redo_log import PREFIX
 from tdstore_zarr.store import open_on

@@ -45,8 +45,9 @@ from tdstore_zarr.layout.grid import full_index
 from tdstore_zarr.layout.leaf import Leaf
 from tdstore_zarr.place.base import Place
 from tdstore_zarr.place.folder import FolderPlace
-from tdstore_zarr.place.memory_engines import MemoryEngine, ZipEngine, engine_of
+from tdstore_zarr.place.memory_engine import MemoryEngine, engine_of
 from tdstore_zarr.place.objects import ObjectPlace
+from tdstore_zarr.place.zip_engine import ZipEngine
 from tdstore_zarr.place.zipfile import ZipPlace, newest_root_of_zip
 from tdstore_zarr.reading.reader import Job
 from tdstore_zarr.resizing import resize

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 import zarr
-from tdstore_zarr.place.memory_engines import MemoryEngine
+from tdstore_zarr.place.memory_engine import MemoryEngine
 from tdstore_zarr.place.redo_log import LoggedEngine
 from tdstore_zarr.store import ZarrStore, open_on, open_zarr
 from zarrhelp import NEW, OLD, everything, fill, header_of, load, same, save

@@ -6,7 +6,7 @@ from pathlib import Path as FsPath
 from typing import Any
 
 import pytest
-from tdstore_zarr.place.memory_engines import memory_engine
+from tdstore_zarr.place.memory_engine import memory_engine
 from tdstore_zarr.store import ZarrStore, open_on, open_zarr
 
 from tdstore.header import Header

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import torch
 from tdstore_zarr.place import folder
-from tdstore_zarr.place.memory_engines import MemoryEngine
+from tdstore_zarr.place.memory_engine import MemoryEngine
 from tdstore_zarr.store import ZarrStore, open_on, open_zarr
 from zarrhelp import NEW, OLD, everything, fill, header_of, load, same, save
 

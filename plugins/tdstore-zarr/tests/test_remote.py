@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tdstore_zarr.place.memory_engines import MemoryEngine
+from tdstore_zarr.place.memory_engine import MemoryEngine
 from tdstore_zarr.place.objects import CLAIM
 from tdstore_zarr.store import open_on, open_zarr
 from zarrhelp import NEW, OLD, everything, fill, header_of, load, same, save

@@ -1,4 +1,7 @@
-"""Identity of processes, which distinguishes the remains of one that ended from the memory of a running one."""
+"""Identity of processes, which distinguishes the remains of one that ended from the memory of a running one.
+
+The clean-up after an owner that ended is in `named_files`.
+"""
 
 from __future__ import annotations
 

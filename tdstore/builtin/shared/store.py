@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from tdstore.builtin.resident import TensorStore, put
-from tdstore.builtin.shared import handoff, names
+from tdstore.builtin.shared import handoff, named_files
 from tdstore.builtin.shared.arena import Arena
 from tdstore.builtin.shared.catalogue import Catalogue, Entry, check_path, encode_catalogue
 from tdstore.builtin.shared.marks import DirtyMarkers, clear_markers, dirty_leaves
@@ -94,25 +94,25 @@ def open_shared(
     handoff.collect()
     if not name:
         return _open_anonymous(mode, timeout, directory, preallocate)
-    folder = names.directory_of(directory)
-    path = names.public_path(folder, name, url)
+    folder = named_files.directory_of(directory)
+    path = named_files.public_path(folder, name, url)
     _sweep_once(folder, timeout)
     if mode == "a":
-        mode = "r+" if names.is_there(path) else "x"
+        mode = "r+" if named_files.is_there(path) else "x"
     if mode in ("r", "r+"):
-        fd = names.open_public(path, write=mode == "r+", url=url)
+        fd = named_files.open_public(path, write=mode == "r+", url=url)
         arena = Arena(fd, url, writable=mode == "r+", preallocate=preallocate)
         store = SharedStore(handoff.remember(arena), timeout=timeout, path=path)
         store._refuse_dirty(recover)
         return store
-    if mode == "x" and names.is_there(path):
+    if mode == "x" and named_files.is_there(path):
         raise refusals.place_exists(url)
-    private, fd = names.make_private(folder, url, timeout)
+    private, fd = named_files.make_private(folder, url, timeout)
     try:
         arena = handoff.remember(Arena.create(fd, url, preallocate=preallocate))
     except BaseException:
         found = os.stat(private)
-        names.discard((found.st_dev, found.st_ino), private, os.getpid())
+        named_files.discard((found.st_dev, found.st_ino), private, os.getpid())
         raise
     return SharedStore(arena, timeout=timeout, path=path, private=private, replace=mode == "w")
 
@@ -124,11 +124,11 @@ def remove(location: str, *, directory: str | None = None, lock_timeout: float =
         StoreNotFoundError: none of that name. CorruptStoreError: a file of another program has its name.
     """
     name, url = _name_of(location)
-    path = names.public_path(names.directory_of(directory), name, url)
-    found = names.inode_of(path, url)
+    path = named_files.public_path(named_files.directory_of(directory), name, url)
+    found = named_files.inode_of(path, url)
     if found is None:
         raise StoreNotFoundError(f"there is no shared store {url}", url=url)
-    names.remove_file(found, path, timeout=lock_timeout, url=url)
+    named_files.remove_file(found, path, timeout=lock_timeout, url=url)
 
 
 def list_stores(location: str = ANONYMOUS, *, directory: str | None = None) -> list[str]:
@@ -139,7 +139,11 @@ def list_stores(location: str = ANONYMOUS, *, directory: str | None = None) -> l
         directory: folder on a tmpfs instead of `TDSTORE_SHM_DIR` or `/dev/shm`.
     """
     name, _ = _name_of(location)
-    return [f"{ANONYMOUS}{found}" for found in names.published(names.directory_of(directory)) if found.startswith(name)]
+    return [
+        f"{ANONYMOUS}{found}"
+        for found in named_files.published(named_files.directory_of(directory))
+        if found.startswith(name)
+    ]
 
 
 def sweep(directory: str | None = None, *, lock_timeout: float = 10.0) -> list[str]:
@@ -147,7 +151,7 @@ def sweep(directory: str | None = None, *, lock_timeout: float = 10.0) -> list[s
 
     Also done when a process first opens a named store.
     """
-    return names.sweep(names.directory_of(directory), lock_timeout)
+    return named_files.sweep(named_files.directory_of(directory), lock_timeout)
 
 
 class SharedStore(TensorStore):
@@ -191,7 +195,7 @@ class SharedStore(TensorStore):
         self._remove_private: Callable[[], object] | None = None
         if private is not None:
             # Closed, or dropped, before its first commit: leave no trace.
-            discard = partial(names.discard, arena.inode, private, os.getpid())
+            discard = partial(named_files.discard, arena.inode, private, os.getpid())
             self._remove_private = Ending(self, discard, self.url)
         self._adopt(arena.catalogue())
 
@@ -207,7 +211,7 @@ class SharedStore(TensorStore):
             self._commit(header)
         if self._private is not None:
             assert self._path is not None
-            names.publish(
+            named_files.publish(
                 self._arena.inode,
                 self._private,
                 self._path,
@@ -245,7 +249,7 @@ class SharedStore(TensorStore):
         self._check_open()
         if self._private is not None:
             return None
-        if self._path is not None and not names.leads_to(self._path, self._arena.inode):
+        if self._path is not None and not named_files.leads_to(self._path, self._arena.inode):
             return object()
         return self._arena.token, self._arena.generation()
 
@@ -517,7 +521,7 @@ def _open_anonymous(mode: Mode, timeout: float, directory: str | None, prealloca
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         else:
             # In the folder, but never under a name in it.
-            fd = os.open(names.directory_of(directory), os.O_TMPFILE | os.O_RDWR | (SAFE & ~os.O_NOFOLLOW), 0o600)
+            fd = os.open(named_files.directory_of(directory), os.O_TMPFILE | os.O_RDWR | (SAFE & ~os.O_NOFOLLOW), 0o600)
     return SharedStore(handoff.remember(Arena.create(fd, ANONYMOUS, preallocate=preallocate)), timeout=timeout)
 
 
@@ -525,4 +529,4 @@ def _sweep_once(folder: str, timeout: float) -> None:
     global _swept_by
     if _swept_by != os.getpid():
         _swept_by = os.getpid()
-        names.sweep(folder, timeout)
+        named_files.sweep(folder, timeout)

@@ -1,7 +1,7 @@
 """Base of every container, over a handful of primitives.
 
 A container is a tree of entries (tensors, nested containers, non-tensor values) whose tensors all start
-with its batch size. Where the tensors live is the business of a store, never of a subclass per medium:
+with its batch size. Where the tensors live is the business of a store, never of a subclass per backend:
 `TensorDict` holds live tensors, `PersistentTensorDict` reads them on demand.
 """
 

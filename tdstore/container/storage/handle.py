@@ -434,7 +434,7 @@ class StoreHandle:
                 self.store.rename(moves)
             self.commit(renamed, {moves.get(p, p): s for p, s in self.specs.items() if p not in replaced})
 
-    # -- travelling --------------------------------------------------------------------------
+    # -- pickling ----------------------------------------------------------------------------
     def pickles_by_name(self) -> bool:
         """Return whether any process of this machine can open what a pickle names: not memory of this process."""
         try:

@@ -1,4 +1,4 @@
-"""Parquet files, folders and URLs: read as a whole, or row group by row group into a store."""
+"""Read parquet files, folders and URLs, as a whole, or row group by row group into a store; `files` writes them."""
 
 from __future__ import annotations
 

@@ -405,7 +405,7 @@ class _Writing:
                 return  # truncated by another program: the next opening reports it
         made = sums.sealed(text, crcs)
         if self._write(text, made, seal.start, seal.stop):
-            files.fsync(self._fd)  # a state of "known" never reaches the medium before the checksums
+            files.fsync(self._fd)  # a state of "known" never reaches the disk before the checksums
             self._write(made[: seal.stop] + text[seal.stop :], made, seal.stop, len(made))
 
     def _write(self, before: bytes, after: bytes, start: int, stop: int) -> bool:

@@ -67,8 +67,9 @@ class ReplayBuffer(RowAccess, Resumable):
             TensorDicts.
         transform_factory: makes the transform instead.
         batch_size: of `sample()` without one, and of iteration.
-        dim_extend: dimension of data that is along the rows; the last one of the storage's `ndim` by default, as time
-            is in what a collector gives. Rows by index have the dimensions of the data, samples those of a row.
+        dim_extend: dimension of the incoming data that indexes rows; by default the last of the storage's `ndim`,
+            which is time in a collector's output. Rows by index have the dimensions of the data,
+            samples those of a row.
         checkpointer: writes and reads the rows of checkpoints, by `dumps(storage, path)` and `loads(storage, path)`; or
             a function that makes one. Default: the storage itself.
         generator: draws all random numbers.
@@ -76,7 +77,7 @@ class ReplayBuffer(RowAccess, Resumable):
         delayed_init: make the parts at the first use of the buffer, in the process that uses it. Default: if there is a
             `transform_factory`.
         shared, compilable: no effect; accepted for callers of torchrl.
-        **unsupported: other arguments of torchrl's buffers; each but its default is refused.
+        **unsupported: other arguments of torchrl's buffers; any value other than the default is refused.
 
     Raises:
         ValueError: an argument is out of its range. TypeError: an argument is no such part, or is not supported.

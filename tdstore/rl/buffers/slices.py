@@ -31,7 +31,7 @@ def _span_of(span: Span) -> tuple[bool | int, bool | int]:
 
 
 class SliceSampler(Sampler):
-    """Pieces of trajectories, each of rows that follow one another, joined into one batch.
+    """Pieces of trajectories, each a run of consecutive rows, joined into one batch.
 
     A trajectory is chosen first, each with the same probability, then where in it the piece begins. The last step of
     each piece is marked as truncated. Trajectories may span the end of the ring. Where rows have several slots
@@ -56,7 +56,7 @@ class SliceSampler(Sampler):
         ends: for each row of the storage, whether it is the last one of a trajectory.
         span: how many rows a piece may lack because it begins before its trajectory, or ends after it: a number for
             both ends, or a pair for the first and the last one. True: all but one. The batch then has fewer rows.
-        cache_values: taken for compatibility; where trajectories begin is always remembered.
+        cache_values: accepted for compatibility; where trajectories begin is always remembered.
         fragmented: not supported: rows of a piece follow one another.
         step_key, compile, use_gpu: no effect; accepted for callers of torchrl.
 

@@ -1,4 +1,4 @@
-"""Begins and ends of trajectories in a ring of rows, kept up to date as rows are appended."""
+"""Starts and ends of trajectories in a ring of rows, kept up to date as rows are appended."""
 
 from __future__ import annotations
 

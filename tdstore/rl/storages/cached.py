@@ -49,7 +49,7 @@ class StoredTable(Table):
             self.handle.commit(self.handle.groups)
 
     def _count(self, state: State) -> None:
-        """Write the counters: what is written before a flush is on the medium before what follows."""
+        """Write the counters: what is written before a flush is on the disk before what follows."""
         store = self.handle.store
         store.flush()
         numbers = np.zeros(LENGTH, np.int64)

@@ -577,7 +577,7 @@ class LiveTable(ArrayTable):
                 map_pages(start + first * size, (stop - first) * size)
 
     def flush(self) -> None:
-        """Commit: checksums of what was written, and the medium if the backend is durable."""
+        """Commit: checksums of what was written, and a sync if the backend is durable."""
         if self._touched:
             self.handle.commit(self.handle.groups)
             self._touched = False

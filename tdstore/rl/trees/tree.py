@@ -1,4 +1,4 @@
-"""`Tree`: a node of a search tree, and everything below it."""
+"""`Tree`, a node and all below it: its properties, paths, vertices, rollouts, best child and back-propagation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walks over a tree: each node once, or each path once, without recursion."""
+"""Orders of traversal: each node once, or each path once, without recursion; the methods are in `tree`."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from tdstore.container.methods.apply import Mapper
 from tdstore.errors import BatchSizeError, InvalidTypeError, UnevenError
 from tdstore.index.shapes import as_dim, as_size, flat_args, split_sizes, view_shape
 from tdstore.index.tracing import mapped, one_by_one
+from tdstore.ops.block_reductions import Reduction, State
 from tdstore.ops.reduce import Over
-from tdstore.ops.reductions import Reduction, State
 from tdstore.tensordicts.lazystack.parts import merge_states, pieces, reduced_size
 from tdstore.tensordicts.lazystack.routing import Traced, merges_dims, trace, wants_view
 from tdstore.tensordicts.lazystack.writing import LazyWrites

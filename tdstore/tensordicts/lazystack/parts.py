@@ -17,7 +17,7 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTens
 from tdstore.container.values.shapes import constant
 from tdstore.errors import BatchSizeError, UnevenError
 from tdstore.index.selection import index_shape
-from tdstore.ops.reductions import Reduction, State
+from tdstore.ops.block_reductions import Reduction, State
 from tdstore.tensordicts.lazystack.routing import Route, pick
 from tdstore.types import Path, path_text
 

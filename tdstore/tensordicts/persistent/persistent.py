@@ -43,7 +43,7 @@ class PersistentTensorDict(StoredWrites):
         mode: "r", "r+", "w", "x" or "a", see `tdstore.store.Store`.
         backend: name of the backend; None finds it from the location.
         device: where reads land.
-        validate_batch_size: taken for compatibility: the leaves' shapes are known, and always looked at.
+        validate_batch_size: accepted for compatibility: the leaves' shapes are known, and always looked at.
         **options: of the backend, such as `chunks=` and `compression=`.
 
     Example:

@@ -35,8 +35,8 @@ from tdstore.index.plans import ReadPlan
 from tdstore.index.selection import Selection
 from tdstore.index.shapes import as_dim, split_sizes
 from tdstore.io.blocks import row_ranges
+from tdstore.ops.block_reductions import Reduction, State
 from tdstore.ops.reduce import Over, common_dtype
-from tdstore.ops.reductions import Reduction, State
 from tdstore.store import Cap
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.persistent.window import WindowTree

@@ -23,8 +23,8 @@ from tdstore.errors import BatchSizeError, InvalidTypeError, KeyNotFoundError
 from tdstore.index.index_terms import as_terms, torch_terms
 from tdstore.index.rows import put
 from tdstore.index.selection import checked_terms, index_shape
+from tdstore.ops.block_reductions import Reduction
 from tdstore.ops.reduce import Over
-from tdstore.ops.reductions import Reduction
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.resident.write_checks import (

@@ -1,4 +1,7 @@
-"""Batch indices on live tensors: a lane for each common kind of index, and one for all the others."""
+"""Batch indices on live tensors: a fast path for each common kind of index, and a general path for the rest.
+
+A write that no path here takes, such as one that makes new entries, goes on in `container/methods/writing`.
+"""
 
 from __future__ import annotations
 

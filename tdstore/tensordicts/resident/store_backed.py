@@ -473,7 +473,7 @@ class BindingMixin(LeafwiseTree):
                 if type(value) is not Tensor and isinstance(value, Container):
                     value._mark_closed(url)
 
-    # -- travelling --------------------------------------------------------------------------
+    # -- pickling ----------------------------------------------------------------------------
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Files of `torch.save` are written with protocol 2, and stay as they are.
         if protocol >= 4 and type(self) is self._resident_class and not self._state & ~LOCKED and self._binding is None:

@@ -12,7 +12,7 @@ import time
 import pytest
 from shm_children import START, forked, made, python, rival, set_row
 
-from tdstore.builtin.shared import names
+from tdstore.builtin.shared import named_files
 from tdstore.builtin.shared.process import Process, alive, boot_id, this_process
 from tdstore.builtin.shared.store import open_shared, sweep
 from tdstore.errors import StoreNotFoundError
@@ -174,7 +174,7 @@ def test_files_of_others_are_not_swept(shm):
 def test_saving_one_name_again_and_again_leaks_nothing(shm):
     made("shm://x")
     gc.collect()
-    before, owned = len(os.listdir("/proc/self/fd")), len(names._owned)  # other tests' too
+    before, owned = len(os.listdir("/proc/self/fd")), len(named_files._owned)  # other tests' too
     for i in range(300):
         made("shm://x", float(i)).close()
         open_shared("shm://x", mode="r").close()
@@ -183,7 +183,7 @@ def test_saving_one_name_again_and_again_leaks_nothing(shm):
     settle()
     assert len(os.listdir("/proc/self/fd")) <= before + 4
     assert len(os.listdir(shm)) == 1
-    assert len(names._owned) < owned + 20
+    assert len(named_files._owned) < owned + 20
     assert open_shared("shm://x", mode="r").view(("a",))[0] == 299.0
 
 

@@ -1,4 +1,4 @@
-"""Contiguous datasets as plain bytes of the file: reads through a mapping, writes by `pwrite`, without h5py.
+"""Contiguous datasets, the default layout, as plain bytes: mapped reads, and writes by `pwrite`, without h5py.
 
 HDF5 caches nothing of a contiguous dataset that it does not read or write itself, and we never
 let it: so a mapping of the file, other processes and a later h5py all read the same bytes.

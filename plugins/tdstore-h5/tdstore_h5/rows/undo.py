@@ -17,7 +17,7 @@ IN_MEMORY = 1 << 20
 """Bytes from which on they are in a temporary file; also the bytes that are copied at a time."""
 MOST = 64 << 20
 """Bytes that are remembered until the commit, outside of a change of structure: one call, and a change of structure,
-can be taken back whatever its size. Also bytes in memory where the medium has no room for a temporary file."""
+can be taken back whatever its size. Also bytes in memory where the disk has no room for a temporary file."""
 
 
 class _Stretch(NamedTuple):

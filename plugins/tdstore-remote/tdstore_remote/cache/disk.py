@@ -1,4 +1,4 @@
-"""Pages of remote objects in a local folder of bounded size, shared by any number of processes.
+"""The pages of `CachedEngine` on disk: a local folder of bounded size, shared by any number of processes.
 
 A page is one file, written beside its place and renamed, with a checksum before its bytes: a reader finds a
 whole page or none. Evicted pages can be fetched again, so no file here is ever the only copy.

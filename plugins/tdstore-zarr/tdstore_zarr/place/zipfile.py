@@ -1,4 +1,4 @@
-"""A new zip file: its store is built in a folder beside it, then packed and published in one step."""
+"""Write a new zip file: a folder beside it, packed and published in one step; `zip_engine` reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import zipfile
 from tdstore.storekit import files, refusals
 from tdstore_zarr.layout.document import MAX_ROOT, NAME
 from tdstore_zarr.place.folder import FolderPlace
-from tdstore_zarr.place.memory_engines import ZipEngine
+from tdstore_zarr.place.zip_engine import ZipEngine
 
 
 class ZipPlace(FolderPlace):

@@ -199,7 +199,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         """Write rows to the members that they name.
 
         All is checked before the first member writes: after bad input nothing is changed, in no member. An error of
-        the medium itself (a full disk, a lost connection, a new place that cannot be made) leaves the rows of members
+        the storage itself (a full disk, a lost connection, a new place that cannot be made) leaves the rows of members
         before it written; each member writes its rows wholly or not at all.
 
         Returns:

@@ -20,7 +20,7 @@ def _without(names: Names, dims: Sequence[int]) -> Names:
     return None if names is None else tuple(n for i, n in enumerate(names) if i not in dims)
 
 
-class MoveOps(OpsBase):
+class ReshapeOps(OpsBase):
     """view, reshape, permute, squeeze, split, ... over two primitives."""
 
     __slots__ = ()

@@ -37,7 +37,7 @@ class _Versions(Protocol):
 class CachedEngine(DelegatingEngine):
     """An engine whose ranges come from pages cached under URL, tag and size of the object: a new version has new pages.
 
-    The first time that this engine meets an object it requests its size and tag: one round for all new objects of
+    On the first access to an object the engine requests its size and tag, in one round for all new objects of
     a batch. `get` is never answered from the cache, so manifests are always the present ones.
 
     Args:

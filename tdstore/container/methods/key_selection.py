@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     pass
 
 
-class SelectionMixin(Container):
+class KeySelectionMixin(Container):
     """select, exclude, split_keys, flatten_keys, ..."""
 
     __slots__ = ()

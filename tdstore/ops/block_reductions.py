@@ -1,4 +1,4 @@
-"""Reductions of a whole tensor, and of blocks of rows that are merged, so that stored data can stream."""
+"""How each reduction is computed on a whole tensor, and merged over blocks of rows; the methods are in `reduce`."""
 
 from __future__ import annotations
 
