@@ -41,7 +41,6 @@ from tdstore.errors import (
     InvalidStateError,
     InvalidTypeError,
     KeyNotFoundError,
-    ReadOnlyError,
     StoreError,
     TDStoreError,
     UnsupportedError,
@@ -255,11 +254,7 @@ class StoreHandle:
     def check_writable(self) -> None:
         """Raise `ReadOnlyError` unless the store was opened for writing."""
         if not self.store.writable:
-            raise ReadOnlyError(
-                f"{self.store.url} was opened for reading only",
-                url=self.store.url,
-                hint="open it with mode='r+' to write",
-            )
+            raise refusals.read_only(self.store.url)
 
     def refuse_in_transaction(self, what: str) -> None:
         """Refuse a call that would commit, or end, half of a transaction.
