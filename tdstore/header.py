@@ -5,9 +5,8 @@ Groups are a flat list of (path, record): the depth of a TensorDict is a number 
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,15 +107,17 @@ def header_from_builtins(data: Any, *, url: str = "?") -> Header:
     return Header(_checked(pairs, url))
 
 
-@contextlib.contextmanager
-def without_collection() -> Iterator[None]:
+class without_collection:  # noqa: N801 - reads as a statement: `with without_collection():`
     """Keep the garbage collector from counting a million new lists over and over: three quarters of the time."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
+
+    __slots__ = ("_on",)
+
+    def __enter__(self) -> None:
+        self._on = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *error: object) -> None:
+        if self._on:
             gc.enable()
 
 

@@ -271,7 +271,8 @@ class Registry:
                     by_suffix.append(backend)
                 if folder:
                     for marker in backend.markers:
-                        if isfile(os.path.join(text, marker)):
+                        place = f"{text}/{marker}"
+                        if os.access(place, os.F_OK) and isfile(place):  # most are missing: without an exception
                             by_content.append(backend)
                             break
                 elif head is not None and backend.magic and head.startswith(tuple(backend.magic)):
@@ -408,7 +409,7 @@ class Registry:
         if mode not in MODES:
             raise OptionError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
         lifetime.settle()  # a handle that was dropped may still hold the lock of this place
-        opener = cast(Callable[..., Store], import_function(backend, "opener", self._origin))
+        opener = cast("Callable[..., Store]", import_function(backend, "opener", self._origin))
         check_options(backend, opener, options)
         place = os.fspath(location) if isinstance(location, os.PathLike) else location
         if mode == "w" and isinstance(place, str) and not backend.checks_target:
@@ -519,7 +520,7 @@ class Registry:
         Raises:
             MissingDependencyError: a package is not installed. BrokenPluginError: there is no such function.
         """
-        return cast(Callable[..., Store], import_function(backend, "opener", self._origin))
+        return cast("Callable[..., Store]", import_function(backend, "opener", self._origin))
 
     def call(self, backend: Backend, field: str, location: str | None, options: dict[str, Any]) -> object:
         """Call an optional function of a backend.

@@ -97,6 +97,13 @@ class LeafSpec:
         self.options = options
         self.nbytes = math.prod(self.shape) * dtype.itemsize  # stores ask for it several times per read
 
+    @classmethod
+    def of_checked(cls, shape: tuple[int, ...], dtype: torch.dtype, fill_value: Any, nbytes: int) -> LeafSpec:
+        """Return the spec of a leaf that was checked before, without another look at its shape and dtype."""
+        spec = cls.__new__(cls)
+        spec.shape, spec.dtype, spec.fill_value, spec.options, spec.nbytes = shape, dtype, fill_value, {}, nbytes
+        return spec
+
     @property
     def numel(self) -> int:
         """Number of elements."""

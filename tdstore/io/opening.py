@@ -66,7 +66,7 @@ def find_backend(location: Location, storage: Storage, mode: Mode) -> tuple[Back
     """
     if isinstance(storage, str) and "://" in storage and location is None:
         location, storage = storage, None
-    text = os.fspath(location) if isinstance(location, os.PathLike) else location
+    text = location if type(location) is str else os.fspath(location) if isinstance(location, os.PathLike) else location
     known = registry()
     if storage is not None and not isinstance(text, str):
         return known.resolve(None, storage) or known.get(DEFAULT_IN_MEMORY), text  # a store's own reopen_token

@@ -61,9 +61,9 @@ def check_choices(url: str, **choices: tuple[object, Iterable[object]]) -> None:
         tdstore.errors.OptionError: a.h5: verify must be one of 'none', 'size', 'full', not 'all'
     """
     for name, (value, allowed) in choices.items():
-        known = list(allowed)
+        known = allowed if isinstance(allowed, tuple) else list(allowed)
         if value not in known:
-            raise refusals.option_value(url, name, value, known)
+            raise refusals.option_value(url, name, value, list(known))
 
 
 class CheckedStore(Store, Generic[L]):

@@ -215,11 +215,12 @@ def read_small(name: str, parent: int, limit: int) -> bytes:
         size = os.fstat(fd).st_size
         if size > limit:
             raise CorruptStoreError(f"{name} has {size} bytes, more than the {limit} that a reader accepts")
-        parts = []
-        while part := os.read(fd, min(limit + 1, size + 1)):
+        parts, left = [], size
+        # A byte more is asked for each time: when nothing is left, the file ended.
+        while left and (part := os.read(fd, min(limit, max(left, 0)) + 1)):
             parts.append(part)
-            size = max(size - len(part), 0)
-            if sum(map(len, parts)) > limit:
+            left -= len(part)
+            if size - left > limit:
                 raise CorruptStoreError(f"{name} grows beyond {limit} bytes while it is read")
         return b"".join(parts)
     finally:

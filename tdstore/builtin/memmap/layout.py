@@ -138,7 +138,7 @@ class LeafFile:
     @property
     def spec(self) -> LeafSpec:
         """Return shape, dtype and fill value."""
-        return LeafSpec(self.shape, self.dtype, fill_value=self.fill)
+        return LeafSpec.of_checked(tuple(self.shape), self.dtype, self.fill, self.nbytes)
 
     def seen(self) -> int:
         """Return the version of the mapped memory: torch's count of in-place operations."""

@@ -196,9 +196,8 @@ class MemmapLeaves(MappedStore[LeafFile]):
             tensor = self._leaves[leaf.path] = self._wrap(leaf)
         return tensor
 
-    @without_collection()
     def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        with files.io_errors(self.url, "making leaves"):
+        with without_collection(), files.io_errors(self.url, "making leaves"):
             packed = self._create_packed(leaves)
             for path, spec in leaves.items():
                 if path in packed:

@@ -168,7 +168,10 @@ class Hold:
     def end(self) -> None:
         """End the store by the commit policy (`storekit.session`), whose steps the next methods are."""
         with files.io_errors(self.url, "closing"):
-            end_writer(self)
+            if self.private:
+                self.release()  # a reader has nothing to keep or to remove
+            else:
+                end_writer(self)
 
     def state(self) -> WriterState:
         own = self.session
@@ -248,9 +251,7 @@ class Hold:
 
     def _warn_lost_writes(self) -> None:
         """Warn of writes to read-only tensors, which torch cannot refuse."""
-        lost = [
-            leaf for leaf in self.files.values() if leaf.probe is not None and leaf.seen() not in (leaf.version, -1)
-        ]
+        lost = [leaf for leaf in self.files.values() if leaf.seen() not in (leaf.version, -1)]
         if lost:
             warnings.warn(
                 f"{self.url} was opened for reading, and tensors of {', '.join(path_text(leaf.path) for leaf in lost)} "

@@ -48,6 +48,7 @@ from tdstore.storekit.session import LOCK_TIMEOUT
 from tdstore.types import MODES, Durable, Fault, Mode, Path, Recover, Verify, path_text
 
 _ATTEMPTS = 50
+_DURABLE, _VERIFY, _RECOVER = get_args(Durable), get_args(Verify), (None, *get_args(Recover))
 
 
 def open_memmap(
@@ -91,9 +92,9 @@ def open_memmap(
     check_choices(
         location or "memmap",
         mode=(mode, MODES),
-        durable=(durable, get_args(Durable)),
-        verify=(verify, get_args(Verify)),
-        recover=(recover, (None, *get_args(Recover))),
+        durable=(durable, _DURABLE),
+        verify=(verify, _VERIFY),
+        recover=(recover, _RECOVER),
     )
     if sys.byteorder != "little":
         raise UnsupportedError("the memmap backend needs a little-endian machine", url=location)

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
+
 from tdstore.container.core.container import GROUP, LEAF, VALUE
 from tdstore.container.entries.unbatched import LEAF as UNBATCHED
 from tdstore.container.varlen.columns import column_leaves, is_column
@@ -21,8 +23,7 @@ from tdstore.storekit.foreign_strings import Refusal
 from tdstore.types import LeafSpec, Path, path_text
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(msgspec.Struct, frozen=True, gc=False):
     """A tensor with rows: one leaf of the store."""
 
     kind: ClassVar[str] = LEAF
@@ -34,8 +35,7 @@ class Leaf:
         return (self.path,)
 
 
-@dataclass(frozen=True, slots=True)
-class SubGroup:
+class SubGroup(msgspec.Struct, frozen=True, gc=False):
     """A nested TensorDict, or a lazy stack, with entries of its own."""
 
     kind: ClassVar[str] = GROUP

@@ -484,6 +484,11 @@ def without(groups: Mapping[Path, Group], gone: Iterable[Path]) -> dict[Path, Gr
     return out
 
 
+def _is_flat(root: Group, specs: Mapping[Path, LeafSpec]) -> bool:
+    """Check whether the leaves are the entries of one group: each key has its leaf, and each leaf its key."""
+    return len(set(root.keys)) == len(root.keys) == len(specs) and all((key,) in specs for key in root.keys)
+
+
 def _complete(
     groups: dict[Path, Group], specs: Mapping[Path, LeafSpec], url: str
 ) -> tuple[dict[Path, Group], dict[Path, ValueEntry]]:
@@ -492,6 +497,9 @@ def _complete(
     Returns:
         The groups, parents first, and their values decoded.
     """
+    root = groups.get(()) if len(groups) == 1 else None
+    if root is not None and root.batch_size == () and not root.values and _is_flat(root, specs):
+        return groups, {}  # nothing is left out, and an empty batch size fits every leaf
     foreign = not groups
     children: dict[Path, dict[str, None]] = {}
     values: dict[Path, ValueEntry] = {}

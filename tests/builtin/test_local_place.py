@@ -1,0 +1,50 @@
+"""Locations of local files: one absolute name, whatever links lead there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tdstore.builtin.localplace import local_place
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "file").write_bytes(b"x")
+    (tmp_path / "was (deleted)").mkdir()
+    (tmp_path / "link").symlink_to("a/b")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nowhere").symlink_to("missing/x")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a/b", "a/b/", "./a/../a/b", "a/file", "link", "link/", "link/new", "nowhere", "loop", "new/x", ".", "/",
+     "was (deleted)"],
+)  # fmt: skip
+def test_a_place_is_named_as_realpath_names_it(folder: Path, name: str) -> None:
+    assert local_place(name, "memmap", "folder") == os.path.realpath(name)
+    full = os.path.join(folder, name)
+    assert local_place(f"memmap://{full}", "memmap", "folder") == os.path.realpath(full)
+
+
+def test_a_pipe_is_named_without_waiting_for_its_writer(folder: Path) -> None:
+    os.mkfifo("pipe")
+    assert local_place("pipe", "tdz", "file") == str(folder.resolve() / "pipe")
+
+
+def test_what_cannot_be_opened_by_name_is_named_all_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_proc(name: str) -> str:
+        raise FileNotFoundError(2, "no /proc", name)
+
+    expected = os.path.realpath("link")
+    monkeypatch.setattr(os, "readlink", no_proc)
+    monkeypatch.setattr(os.path, "realpath", lambda text: expected)
+    before = os.listdir("/proc/self/fd")
+    assert local_place("link", "memmap", "folder") == expected
+    assert len(os.listdir("/proc/self/fd")) == len(before)
