@@ -60,6 +60,8 @@ class _Parts(NamedTuple):
 
 _ROWS = _Parts((), (0,), (), (0,), (), ())
 """Rows of a batch of one dimension."""
+_ONE = _Parts((), (), (0,), (), (), ())
+"""One row of such a batch."""
 
 
 def _parts(terms: Sequence[Term], layout: Sequence[Axis]) -> _Parts:
@@ -120,6 +122,8 @@ class ReadPlan:
         """Turn the result of a store, `[*index, *feature]`, into `[*selection, *feature]`; copies only to gather."""
         if self.exact:
             return tensor
+        if self._parts is _ONE:
+            return tensor[0]
         if 0 in self._shape:
             return tensor.new_empty((*self._shape, *tensor.shape[self._lead :]))
         parts = self._parts
@@ -171,6 +175,8 @@ def plan_read(terms: Sequence[Term], layout: Sequence[Axis], shape: Sequence[int
     """Plan to read a selection in one request, with rows along one dimension and slices along the others."""
     if len(terms) == len(layout) == 1 and isinstance(terms[0], Tensor) and len(terms[0]):  # most of what is read
         return ReadPlan((_rows_or_slice(terms[0]),), True, tuple(shape), 1, _ROWS, (), None)
+    if len(terms) == 1 and not layout and isinstance(terms[0], int):
+        return ReadPlan((slice(terms[0], terms[0] + 1, 1),), False, (), 1, _ONE, (), None)
     parts = _parts(terms, layout)
     if 0 in shape:
         return ReadPlan((slice(0, 0, 1),) * len(terms), False, tuple(shape), len(terms), parts, (), None)

@@ -127,6 +127,10 @@ class Selection:
         """
         if type(index) is Tensor and (found := self._rows_of_one_dimension(index)) is not None:
             return found
+        if type(index) is int and len(self._layout) == len(self._terms) == 1:
+            term = self._terms[0]
+            if type(term) is range and -len(term) <= index < len(term):  # the commonest number
+                return Selection(self.src_shape, _NO_DIMENSIONS, (term[index],), ())
         work = _Indexing(self)
         work.apply(index)
         return _make(self.src_shape, work.terms, work.layout)
@@ -205,6 +209,9 @@ class Selection:
 
     def __repr__(self) -> str:
         return f"Selection({list(self.shape)} of {list(self.src_shape)})"
+
+
+_NO_DIMENSIONS = torch.Size()
 
 
 def _last(term: Term) -> int:

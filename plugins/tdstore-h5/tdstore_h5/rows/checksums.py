@@ -259,6 +259,13 @@ class Sums:
         """Return the leaves of some reads of which some was not compared yet."""
         return {r.path for _, r in reads if r.path not in self._all_fine and r.path in self.leaves}
 
+    def is_row_seen(self, path: Path, spec: LeafSpec, number: int) -> bool:
+        """Check whether a row has nothing left to compare; its leaf has at least one."""
+        if path in self._all_fine or path not in self.leaves:
+            return True
+        row = spec.nbytes // spec.shape[0]
+        return row > 0 and self.is_seen(path, number * row, (number + 1) * row)
+
     def is_seen(self, path: Path, start: int, stop: int) -> bool:
         """Check whether all grains of some bytes were compared; False also where finding out would take long."""
         fine = self._fine.get(path)

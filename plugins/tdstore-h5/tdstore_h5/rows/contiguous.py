@@ -192,6 +192,21 @@ class RawFile:
         value = rows.reshape(-1).view(spec.dtype).reshape(rows.shape[:-1])
         return value if out is None else out.copy_(value)
 
+    def row(self, offset: int, spec: LeafSpec, number: int) -> Tensor | None:
+        """Copy one row, `[1, *feature]`, of a leaf that is mapped; None where it is long, empty, or must not be mapped.
+
+        Args:
+            offset: the first byte of the leaf in the file.
+            spec: its spec.
+            number: the row; it is in range.
+        """
+        size = spec.nbytes // spec.shape[0]
+        if not 0 < size <= SHORT or self._sparse or offset + spec.nbytes > len(self._map):
+            return None
+        low = offset + number * size
+        data = self._map[low : low + size].copy().view(numpy_dtype(spec.dtype))
+        return from_numpy(data if len(spec.shape) == 1 else data.reshape(1, *spec.shape[1:]), spec.dtype)
+
     def write(self, offset: int, spec: LeafSpec, starts: Ints, size: int, value: Tensor) -> None:
         """Write the blocks of `blocks_of` (each start once) from `value`, in their order.
 
