@@ -58,6 +58,9 @@ class Backend:
     checks_target: bool = False
     """Whether the opener itself refuses, in mode "w", to replace what is not a dataset. Else the core opens in mode "r"
     what is there, before it calls the opener."""
+    replaces_open: bool = False
+    """Whether the opener, in mode "w", replaces also what this process has open, and its commit ends what was dropped
+    (`lifetime.settle`). Else the core ends that before it calls the opener."""
     exists: str = ""
     """`"package.module:function"`, called as `function(location, **options) -> bool`, where that is cheaper than to
     open the place. Default: the core opens it in mode "r"."""

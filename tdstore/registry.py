@@ -408,7 +408,8 @@ class Registry:
             options.pop("trust", None)
         if mode not in MODES:
             raise OptionError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
-        lifetime.settle()  # a handle that was dropped may still hold the lock of this place
+        if mode != "w" or not backend.replaces_open:
+            lifetime.settle()  # a handle that was dropped may still hold the lock of this place
         opener = cast("Callable[..., Store]", import_function(backend, "opener", self._origin))
         check_options(backend, opener, options)
         place = os.fspath(location) if isinstance(location, os.PathLike) else location

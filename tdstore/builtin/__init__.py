@@ -47,6 +47,7 @@ def tdstore_backends() -> Iterable[Backend]:
         summary="a directory of raw memory-mapped files, one per leaf",
         caps=_RESIDENT | Cap.SHARED | Cap.PERSISTENT | Cap.CONCURRENT_WRITE,
         checks_target=True,
+        replaces_open=True,
     )
     yield Backend(
         name="tdz",

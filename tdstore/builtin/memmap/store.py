@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
+from tdstore import lifetime
 from tdstore.builtin.localplace import local_place
 from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.memmap.leaves import MemmapLeaves
@@ -279,6 +280,7 @@ class MemmapStore(MemmapLeaves):
         hold.site = None
         self._mode = "r+"
         self._lease.session = hold.session
+        lifetime.settle()  # what was dropped and replaced has nothing to seal any more
 
     def _commit(self, header: Header) -> None:
         """Commit again, in place."""

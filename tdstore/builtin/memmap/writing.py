@@ -7,7 +7,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,13 +27,11 @@ from tdstore.storekit.checksums import (
     BLOCK,
     EMPTY,
     Summer,
-    Sums,
     byte_blocks,
-    crc32c,
+    sums_of_block,
     sums_of_file,
     sums_of_part,
     sums_of_zeros,
-    tip_ranges,
 )
 from tdstore.storekit.pages import Holes
 from tdstore.storekit.session import FileParts
@@ -509,14 +506,6 @@ def compute_checksums(leaf: LeafFile, writer: LeafWriter) -> None:
             f"leaf {path_text(leaf.path)} was truncated by another program, expected {leaf.nbytes} bytes"
         ) from None
     leaf.version, leaf.changed = version, 0
-
-
-def sums_of_block(data: np.ndarray[Any, Any]) -> Sums:
-    """Compute the checksums of a leaf of one block, from all its bytes."""
-    whole = crc32c(data)
-    ranges = tip_ranges(len(data))
-    tips = whole if len(ranges) == 1 else crc32c(b"".join([data[a:b].tobytes() for a, b in ranges]))
-    return Sums(whole.to_bytes(4, "little"), tips)
 
 
 def read_runs(fd: int, wanted: Iterable[tuple[int, int]], leaf: LeafFile) -> Tensor:

@@ -408,7 +408,8 @@ class BindingMixin(LeafwiseTree):
         out = []
         for path, index in batch:
             leaf = leaf_below(self, path)
-            out.append((leaf[index] if index else leaf).detach().cpu())
+            leaf = leaf[index] if index else leaf
+            out.append(leaf if leaf.is_cpu and not leaf.requires_grad else leaf.detach().cpu())
         return out
 
     # -- writing in bulk ---------------------------------------------------------------------
