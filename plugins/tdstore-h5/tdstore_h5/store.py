@@ -319,7 +319,8 @@ class H5Store(CheckedStore[Stored]):
             session.sums.put(path, constant_sums(spec, fill_pattern(spec, self.url)))
 
     def _read(self, wanted: Sequence[tuple[Stored, Read]]) -> list[Tensor]:
-        if (rows := self._read_row(wanted)) is not None:
+        index = wanted[0][1].index if wanted else ()
+        if len(index) == 1 and type(index[0]) is slice and (rows := self._read_row(wanted)) is not None:
             return rows
         for leaf, _ in wanted:
             if leaf.spec.nbytes > LARGE:

@@ -25,7 +25,7 @@ ROWS = torch.tensor([3, 7, 11, 50])
 
 MOST = {
     ("memmap", "save"): 800,
-    ("memmap", "open"): 191,
+    ("memmap", "open"): 190,
     ("h5", "write"): 136,
     ("h5", "save"): 675,
     ("h5", "open"): 199,
