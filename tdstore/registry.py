@@ -271,8 +271,7 @@ class Registry:
                     by_suffix.append(backend)
                 if folder:
                     for marker in backend.markers:
-                        place = f"{text}/{marker}"
-                        if os.access(place, os.F_OK) and isfile(place):  # most are missing: without an exception
+                        if os.access(place := f"{text}/{marker}", os.F_OK) and isfile(place):  # most are missing
                             by_content.append(backend)
                             break
                 elif head is not None and backend.magic and head.startswith(tuple(backend.magic)):

@@ -36,7 +36,8 @@ class Entry(NamedTuple):
     @property
     def spec(self) -> LeafSpec:
         """Return the spec of the storage protocol."""
-        return LeafSpec(self.shape, self.dtype, fill_value=self.fill)
+        nbytes = prod(self.shape) * self.dtype.itemsize
+        return LeafSpec.of_checked(tuple(self.shape), self.dtype, self.fill, nbytes)
 
 
 @dataclass(frozen=True, slots=True)
