@@ -39,6 +39,7 @@
         ├── StoreClosedError      (ValueError)
         ├── StoreBusyError        (BlockingIOError)
         │   ├── StoreTimeoutError (TimeoutError)
+        │   ├── SecondWriterError (RuntimeError)
         │   └── ConflictError
         ├── ReadOnlyError         (PermissionError, RuntimeError)
         ├── UnsupportedError      (NotImplementedError)
@@ -238,6 +239,10 @@ class StoreBusyError(StoreError, BlockingIOError):
 
 class StoreTimeoutError(StoreBusyError, TimeoutError):
     """Another process did not do what was waited for within the time that the caller allows."""
+
+
+class SecondWriterError(StoreBusyError, RuntimeError):
+    """Another writer has the rows of a replay storage, which takes one at a time."""
 
 
 class ConflictError(StoreBusyError):

@@ -53,37 +53,65 @@ def test_a_write_takes_no_copy(tmp_path):
     assert allocated(lambda: rb.extend(block)) < 0.1 * 500 * FRAME
 
 
+def test_a_second_batch_is_noticed():
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(1000), batch_size=BATCH, transform=lambda batch: batch.clone()
+    )
+    rb.extend(frames(1000))
+    assert allocated(rb.sample) > 1.9 * BATCH * FRAME
+
+
 LIMITED = """
-import resource, sys, torch
+import resource, torch
 from tdstore import TensorDict
-from tdstore.rl import {storage}, TensorDictReplayBuffer
+from tdstore.rl import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 
 torch.set_num_threads(1)
-rb = TensorDictReplayBuffer(storage={storage}({rows}{more}), batch_size=32)
-rb.extend(TensorDict({{"pixels": torch.zeros(8, 1024, 128, dtype=torch.uint8), "step": torch.arange(8)}}, [8]))
-rb.sample()
+
+def block(first):
+    pixels = torch.full((8, 1024, 1024), first % 251 + 1, dtype=torch.uint8)
+    return TensorDict({{"pixels": pixels, "step": torch.arange(first, first + 8)}}, [8])
+
+small = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=8)
+small.extend(block(0))
+small.sample()
+del small
 used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
-limit = used + (32 << 20)
+limit = used + (64 << 20)
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 try:
     hoard = [bytearray(8 << 20) for _ in range(12)]
 except MemoryError:
     hoard = []
     print("limited")
-for first in range(8, {rows}, 8):
-    pixels = torch.full((8, 1024, 128), first % 251, dtype=torch.uint8)
-    rb.extend(TensorDict({{"pixels": pixels, "step": torch.arange(first, first + 8)}}, [8]))
+rows = -(-10 * limit // (1 << 20) // 80) * 80
+storage = {storage}
+rb = TensorDictReplayBuffer(storage=storage(rows), batch_size=8)
+for first in range(0, rows, 80):  # the rows between them are zero, and holes of the files
+    rb.storage.set(range(first, first + 8), block(first))
+rb.extend(block(rows - 72))
+rb.storage.set(range(rows - 8, rows), block(rows - 8))
 for _ in range(20):
     batch = rb.sample()
-    first = batch["step"] // 8 * 8
-    assert (batch["pixels"][:, 0, 0] == first % 251).all()
-print("rows", len(rb), sum(1 for _ in rb.storage[:]["step"]))
+    wanted = torch.where(batch["index"] % 80 < 8, batch["index"] // 80 * 80 % 251 + 1, 0)
+    for late in (rows - 72, rows - 8):
+        wanted[(batch["index"] >= late) & (batch["index"] < late + 8)] = late % 251 + 1
+    assert (batch["pixels"][:, 0, -1] == wanted).all(), (batch["index"], batch["pixels"][:, 0, -1])
+print(len(rb) == rows, rows * (1 << 20) >= 10 * limit)
 """
 
 
+def limited(storage):
+    command = [*warm.python(), "-c", LIMITED.format(storage=storage)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def test_a_buffer_in_files_may_be_ten_times_the_memory_limit(tmp_path):
-    rows = 10 * 32 * 8  # of 128 KiB: 320 MiB
-    code = LIMITED.format(storage="LazyMemmapStorage", rows=rows, more=f", scratch_dir={str(tmp_path / 'rows')!r}")
-    done = subprocess.run([*warm.python(), "-c", code], capture_output=True, text=True, check=False)
+    done = limited(f"lambda rows: LazyMemmapStorage(rows, scratch_dir={str(tmp_path / 'rows')!r})")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["limited", f"rows {rows} {rows}"]
+    assert done.stdout.splitlines() == ["limited", "True True"]
+
+
+def test_a_buffer_in_memory_may_not():
+    done = limited("LazyTensorStorage")
+    assert done.stdout.splitlines() == ["limited"] and "memory" in done.stderr.lower()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tdstore import TensorDict
+from tdstore.errors import StoreBusyError
 from tdstore.rl.buffers import PrioritizedSampler, ReplayBuffer, SamplerWithoutReplacement
 from tdstore.rl.storages import LazyMemmapStorage, LazyStorage, LazyTensorStorage
 from tests.rl.places import KINDS, kinds, maker, rows, write_four
@@ -115,6 +116,16 @@ def test_s6_two_processes_write_one_storage(kind, request):
 def test_one_writer_at_a_time(kind, request):
     with pytest.raises(NotImplementedError, match="one writer"):
         maker(kind, request)(10, shared_init=True)
+
+
+def test_a_second_writer_is_refused(tmp_path):
+    storage = LazyStorage(5, "h5", path=tmp_path / "rows.h5")
+    storage.set(range(3), rows(1, 2, 3))
+    for kind in (RuntimeError, StoreBusyError):
+        with pytest.raises(kind, match=r"rows\.h5"):
+            LazyStorage.open(tmp_path / "rows.h5")
+    storage.close()
+    assert content(LazyStorage.open(tmp_path / "rows.h5")) == [1, 2, 3]
 
 
 def test_s7_two_dimensions_of_slots():

@@ -98,6 +98,39 @@ def test_a_checkpoint_of_theirs_in_our_storage(tmp_path):
     assert len(ours) == 8 and ours[:]["t"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1] and ours.cursor == 8
 
 
+@pytest.mark.parametrize("how", ["folder", "state"])
+@pytest.mark.parametrize(
+    ("sampler", "options"),
+    [
+        ("RandomSampler", {}),
+        ("SamplerWithoutReplacement", {}),
+        ("SamplerWithoutReplacement", {"shuffle": False}),
+        ("SliceSampler", {"slice_len": 1, "traj_key": "t"}),
+        ("SliceSamplerWithoutReplacement", {"slice_len": 1, "traj_key": "t"}),
+    ],
+)
+def test_a_buffer_of_theirs_goes_on_in_ours(tmp_path, sampler, options, how):
+    def made(package):
+        parts = {"storage": package.LazyTensorStorage(6), "sampler": getattr(package, sampler)(**options)}
+        return package.TensorDictReplayBuffer(**parts, batch_size=4)
+
+    buffer = made(theirs)
+    buffer.extend(tensordict.TensorDict({"t": torch.arange(8)}, [8]))
+    first = buffer.sample()["t"].tolist()
+    ours = made(tdstore.rl)
+    if how == "folder":
+        buffer.dumps(tmp_path / "checkpoint")
+        ours.loads(tmp_path / "checkpoint")
+    else:
+        ours.load_state_dict(buffer.state_dict())
+    assert ours[:]["t"].tolist() == [6, 7, 2, 3, 4, 5] and ours.write_count == 8 and ours.writer._cursor == 2
+    after = ours.sample()["t"].tolist()
+    assert set(after) <= set(range(2, 8))
+    if sampler == "SamplerWithoutReplacement":
+        assert sorted(first + after) == list(range(2, 8)), "the pass goes on"
+    assert ours.append_transform(lambda rows: rows).sample().batch_size[0] > 0
+
+
 @pytest.mark.parametrize("named", [None, "cpu"])
 @pytest.mark.parametrize("make", ["LazyTensorStorage", "LazyMemmapStorage", "ListStorage", "auto", "TensorStorage"])
 def test_batches_name_the_device_that_torchrl_names(make, named):

@@ -28,6 +28,8 @@ from tdstore.values import decode_value, encode_value
 
 METADATA = "buffer_metadata.json"
 _PREFETCH = "prefetch"
+_PICKLES_OF_TORCHRL = "prefetch.pkl"
+"""Prefetched batches in a checkpoint of torchrl; they are left where they are."""
 _RNG = "rng_state"
 Put = Callable[[], None]
 """Takes over what was checked."""
@@ -87,7 +89,18 @@ def rows_of_folder(storage: Any, folder: FilePath) -> tuple[int | None, Put]:
 
 def position_of_folder(sampler: Any, folder: FilePath) -> Put:
     """Try whether a sampler takes over a folder, and return the function that has it do so."""
-    return _tried(sampler, partial(sampler.loads, folder))
+    if not folder.exists() and (folder.parent / _PICKLES_OF_TORCHRL).exists() and not sampler.state_dict():
+        return _nothing  # a sampler of torchrl without a state writes no folder
+    try:
+        return _tried(sampler, partial(sampler.loads, folder))
+    except (KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, TDStoreError):
+            raise
+        raise CorruptStoreError(f"{folder} is no state of a {type(sampler).__name__}: {error!r}") from error
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def position_of_state(sampler: Any, state: Any) -> Put:

@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import tdstore
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, KeyNotFoundError, OutOfRangeError
 from tdstore.rl.storages.state import Ints
 from tdstore.rl.storages.tabular import TabularStorage
 
 _FILE = "sampler_metadata.json"
+_FILE_OF_TORCHRL = "meta.json"
 Info = dict[Any, Any]
 
 
@@ -120,8 +122,12 @@ class Sampler(ABC):
         (folder / _FILE).write_text(json.dumps(plain))
 
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Take over the state of a folder."""
+        """Take over the state of a folder, of torchrl too."""
         folder = FilePath(path)
+        if not (folder / _FILE).exists() and (folder / _FILE_OF_TORCHRL).exists():
+            with tdstore.open(folder) as found:
+                self.load_state_dict(found.clone().to_dict())
+            return
         named = json.loads((folder / _FILE).read_text())
         state: dict[str, Any] = {f"_{key}": value for key, value in named.items()}
         for file in folder.glob("*.npy"):
@@ -217,7 +223,13 @@ class SamplerWithoutReplacement(Sampler):
         }  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on in the middle of a pass."""
+        """Go on in the middle of a pass, one of torchrl too."""
+        if "_sample_list" in state_dict:  # of torchrl: what is left of the pass
+            left, length = state_dict["_sample_list"].cpu(), int(state_dict["len_storage"])
+            done = torch.zeros(max(0, length - len(left)), dtype=torch.int64)
+            position = {"_order": torch.cat([done, left.long()]), "_at": len(done), "_length": length}
+            others = {"_ran_out": state_dict["_ran_out"], "_drop_last": state_dict["drop_last"]}
+            state_dict = {**position, **others, "_shuffle": self.shuffle}
         self._order = state_dict["_order"].clone().numpy()
         self._at, self._length = int(state_dict["_at"]), int(state_dict["_length"])
         self.ran_out = bool(state_dict["_ran_out"])

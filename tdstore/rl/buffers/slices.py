@@ -305,15 +305,18 @@ class SliceSamplerWithoutReplacement(SliceSampler):
             ends=ends,
         )  # fmt: skip
         self.drop_last, self.shuffle = drop_last, shuffle
-        self._begins = self._lengths = np.zeros(0, np.int64)
+        self._begins = self._lengths = self._firsts = np.zeros(0, np.int64)
         self._at = 0
-        self._seen = (-1, -1)
+        self._seen: tuple[int, int] | None = (-1, -1)
+        """The counters of the storage when the pass began; None: it is one of a checkpoint."""
 
     def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
         """Choose the next pieces of the pass."""
         pieces, length = self._shape(batch_size)
         found = self.look(storage)
         seen = (storage.write_count, storage.epoch)
+        if self._seen is None:
+            self._seen = seen if self._found_again(found, length) else (-1, -1)
         if seen != self._seen or self._at >= len(self._begins):
             self._start(found, length)
             self._seen = seen
@@ -326,16 +329,45 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         drawn = torch.rand(len(begins), dtype=torch.float64, generator=self._rng).numpy()
         return self._rows(found, begins + (drawn * (lengths - sizes + 1)).astype(np.int64), sizes, length)
 
-    def _start(self, found: Lanes, length: int) -> None:
+    def _long(self, found: Lanes, length: int) -> tuple[Ints, Ints]:
+        """Return where the trajectories begin that are long enough, in order, and their lengths."""
         begins, lengths = found.begins_and_lengths()
         long = np.flatnonzero(lengths >= length) if self.strict_length else np.arange(len(begins))
-        if not len(long):
+        return begins[long], lengths[long]
+
+    def _start(self, found: Lanes, length: int) -> None:
+        begins, lengths = self._long(found, length)
+        if not len(begins):
             raise InvalidStateError(
                 f"no trajectory has {length} rows: ask for shorter pieces, or pass strict_length=False"
             )
         if self.shuffle:
-            long = long[torch.randperm(len(long), generator=self._rng).numpy()]
-        self._begins, self._lengths, self._at = begins[long], lengths[long], 0
+            order = torch.randperm(len(begins), generator=self._rng).numpy()
+            begins, lengths = begins[order], lengths[order]
+        self._begins, self._lengths, self._at = begins, lengths, 0
+        self._firsts = found.slots(begins)
+
+    def _found_again(self, found: Lanes, length: int) -> bool:
+        """Look up the trajectories of a checkpoint by their first slots; whether they are those of the storage."""
+        begins, lengths = self._long(found, length)
+        firsts = found.slots(begins)
+        order = np.argsort(firsts)
+        if not np.array_equal(firsts[order], np.sort(self._firsts)):
+            return False
+        order = order[np.searchsorted(firsts, self._firsts, sorter=order)]
+        self._begins, self._lengths = begins[order], lengths[order]
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the first slots of the trajectories of this pass, and its position."""
+        return {"_firsts": torch.from_numpy(self._firsts.copy()), "_at": self._at, "_ran_out": self.ran_out}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on in the middle of a pass, if the storage has its trajectories; otherwise begin a new one."""
+        self._seen = None if "_firsts" in state_dict else (-1, -1)  # earlier releases and torchrl have none
+        if self._seen is None:
+            self._firsts = state_dict["_firsts"].clone().numpy()
+            self._at, self.ran_out = int(state_dict["_at"]), bool(state_dict["_ran_out"])
 
     def batches_left(self, storage: Any, batch_size: int) -> int | None:
         """Return the number of batches left of this pass; None before its first one."""

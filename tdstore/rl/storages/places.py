@@ -25,6 +25,8 @@ from tdstore.errors import (
     DirtyStoreError,
     InvalidArgumentError,
     OptionError,
+    SecondWriterError,
+    StoreBusyError,
     StoreError,
     UnsupportedError,
 )
@@ -400,8 +402,14 @@ def open_table(place: Place, mode: Mode) -> Found | StoreHandle:
 
     Raises:
         StoreNotFoundError: nothing is there. CorruptStoreError: not what a storage makes.
+        SecondWriterError: another writer has the rows, and its backend takes one at a time.
     """
-    handle = _opened(place, mode)
+    try:
+        handle = _opened(place, mode)
+    except StoreBusyError as error:
+        if mode == "r" or type(error) is not StoreBusyError:
+            raise
+        raise SecondWriterError(error.message, url=error.url, hint=error.hint) from error
     try:
         about = handle.groups[()].extra.get("replay")
         if about is None:

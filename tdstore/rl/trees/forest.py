@@ -133,6 +133,11 @@ class MCTSForest:
         """The entries that are not stored."""
         return self._of("excluded_keys")
 
+    @property
+    def max_size(self) -> int:
+        """The number of steps that there is room for."""
+        return self.data_map.max_size
+
     def get_keys_from_env(self, env: Any) -> None:
         """Take keys that the constructor did not get from an environment: its `*_keys`, or the keys of its `*_spec`."""
         for name in ("done_keys", "reward_keys", "observation_keys", "action_keys"):

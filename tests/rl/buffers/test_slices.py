@@ -168,3 +168,35 @@ def test_trajectories_of_a_tensor_are_there_after_the_rows_are_forgotten():
         buffer.extend(TensorDict({"i": torch.arange(6)}, [6]))
         assert buffer.sample()["i"].tolist() in ([0, 1, 2], [3, 4, 5])
         buffer.empty()
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+@pytest.mark.parametrize("how", ["folder", "state"])
+def test_a_pass_over_trajectories_goes_on(tmp_path, how, ndim):
+    def made():
+        sampler = SliceSamplerWithoutReplacement(slice_len=2, traj_key="e")
+        return TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=ndim), sampler=sampler, batch_size=4)
+
+    def load(buffer):
+        if how == "folder":
+            first.dumps(tmp_path / "there")
+            buffer.loads(tmp_path / "there")
+        else:
+            buffer.load_state_dict(first.state_dict())
+
+    first, again, late = made(), made(), made()
+    if ndim == 1:  # around the end of the ring: of run 0 nothing is left, of run 1 three rows
+        for start in (0, 9):
+            first.extend(TensorDict({"e": torch.arange(start, start + 9) // 3}, [9]))
+    else:
+        first.extend(TensorDict({"e": torch.arange(4).unsqueeze(1).expand(4, 3)}, [4, 3]))
+    runs = set(first[:]["e"].flatten().tolist())
+    seen = set(first.sample()["e"].tolist())
+    load(again)
+    load(late)
+    more = again.sample()["e"].tolist()
+    assert more == first.sample()["e"].tolist(), "the order of the pass is kept"
+    assert seen | set(more) == runs and len(runs) == 4 and again.sampler.ran_out
+    one = torch.full((3,), 99) if ndim == 1 else torch.full((4, 3), 99)
+    late.extend(TensorDict({"e": one}, one.shape))
+    assert 99 in {run for _ in range(3) for run in late.sample()["e"].tolist()}, "other trajectories, another pass"

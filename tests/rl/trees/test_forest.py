@@ -225,6 +225,7 @@ def test_of_equal_pairs_in_one_rollout_the_last_is_kept():
 
 def test_overflow_changes_nothing():
     forest = forest_of(([0, 1, 2], 1), max_size=3)
+    assert forest.max_size == 3 and MCTSForest().max_size == 1000
     with pytest.raises(IndexError, match="max_size"):
         forest.extend(rollout([7, 8, 9], 1))
     assert len(forest) == 2
