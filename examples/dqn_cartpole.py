@@ -4,6 +4,7 @@
     python examples/dqn_cartpole.py --storage h5        (zarr, shared)
     python examples/dqn_cartpole.py --storage redis://localhost:6379/0/cartpole
     python examples/dqn_cartpole.py --storage s3://bucket/cartpole --options '{"key": "me", "secret": "..."}'
+    python examples/dqn_cartpole.py --resume            (after a kill from outside, or with a higher --goal)
 
 A worker process plays, writes its steps into the buffer, and learns from it. In the middle it is killed. The rows
 that it had committed are then looked for and checked, and a second worker goes on from them and from the last
@@ -242,7 +243,7 @@ def draw(returns: list[tuple[int, float]], killed: int, goal: float, path: Path)
     dots = graphs.Scatter(x=steps, y=[value for _, value in returns], mode="markers", name="episode", opacity=0.4)
     line = graphs.Scatter(x=steps, y=means, mode="lines", name="mean of 20")
     figure = graphs.Figure([dots, line])
-    figure.add_vline(x=killed, line_dash="dash", annotation_text="kill -9", annotation_position="top right")
+    figure.add_vline(x=killed, line_dash="dash", annotation_text="goes on", annotation_position="top right")
     figure.add_hline(y=goal, line_dash="dot", annotation_text="goal", annotation_position="top right")
     figure.update_layout(title="CartPole: return of each episode", xaxis_title="rows written", yaxis_title="return")
     figure.write_html(path, include_plotlyjs="directory")
@@ -258,30 +259,34 @@ def main() -> int:
     parser.add_argument("--kill-at", type=int, default=4_000, help="kill the worker after so many rows")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("demo-data/dqn_cartpole"))
+    parser.add_argument("--resume", action="store_true", help="go on with the rows and the checkpoint of another run")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.work:
         work(args)
         return 0
-    if (args.out / "checkpoint").exists():
-        parser.error(f"{args.out} has the checkpoint of another run: remove it, or choose another --out")
+    if (args.out / "checkpoint").exists() and not args.resume:
+        parser.error(f"{args.out} has the checkpoint of another run: pass --resume, remove it, or choose another --out")
+    if args.resume and args.storage == "shared":
+        parser.error("shared memory is gone with the process that made it: there is nothing to --resume")
 
-    room = make_room(args)
-    if args.storage != "shared":  # shared memory is there as long as the process that made it
+    room = None if args.resume else make_room(args)
+    if room is not None and args.storage != "shared":  # shared memory is there as long as the process that made it
         room.close()
     with tqdm(total=args.rows, unit="row", desc=args.storage, dynamic_ncols=True) as bar:
-        committed = watch(args, bar, args.kill_at)
+        committed = 0 if args.resume else watch(args, bar, args.kill_at)
         found, lost = check(args, committed)
-        bar.write(f"killed after {committed} committed rows: {found} are there and whole, {lost} are lost")
+        before = "resumed" if args.resume else f"killed after {committed} committed rows"
+        bar.write(f"{before}: {found} are there and whole, {lost} are lost")
         watch(args, bar, None)
     learner = Learner()
     learner.load(args.out / "checkpoint")
     picture = args.out / "returns.html"
-    draw(learner.returns, committed, args.goal, picture)
+    draw(learner.returns, found if args.resume else committed, args.goal, picture)
     print(f"mean return of the last 20 of {len(learner.returns)} episodes: {learner.mean_return():.0f}")
     print("picture:", picture)
-    if args.storage == "shared":
+    if room is not None and args.storage == "shared":
         room.close()
     return 0 if not lost and learner.mean_return() >= args.goal else 1
 

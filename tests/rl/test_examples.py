@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +66,27 @@ def test_dqn_goes_on_after_a_kill(tmp_path, storage, request):
     again = [sys.executable, str(EXAMPLES / "dqn_cartpole.py"), "--out", str(tmp_path)]
     refused = subprocess.run(again, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
-    assert "another run" in refused.stderr
+    assert "another run: pass --resume" in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", ["memmap", "zarr"])
+def test_dqn_is_resumed_after_a_kill_from_outside(tmp_path, storage):
+    pytest.importorskip("plotly")
+    command = [sys.executable, str(EXAMPLES / "dqn_cartpole.py"), "--storage", storage, "--out", str(tmp_path)]
+    options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen([*command, "--kill-at", "100000"], **options) as playing:
+        said = ""
+        while not re.search(r"\| [1-9]\d\d+/", said):  # so many rows are committed
+            read = playing.stderr.read(1)
+            assert read, said
+            said += read
+        os.killpg(playing.pid, signal.SIGKILL)
+    done = run("dqn_cartpole.py", "--storage", storage, "--out", tmp_path, "--goal", 20, "--resume")
+    whole = re.search(r"resumed: (\d+) are there and whole, 0 are lost", done.stdout + done.stderr)
+    assert whole is not None and int(whole[1]) >= 100
+    assert int(re.search(r"mean return of the last 20 of \d+ episodes: (\d+)", done.stdout)[1]) >= 20
+    assert "Plotly.newPlot" in (tmp_path / "returns.html").read_text()
 
 
 @pytest.mark.slow
