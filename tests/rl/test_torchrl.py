@@ -7,7 +7,7 @@ import torch
 
 import tdstore.rl
 from tdstore import TensorDict
-from tdstore.rl import LazyStorage, LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from tdstore.rl import LazyStorage, LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
 
 tensordict = pytest.importorskip("tensordict")
 theirs = pytest.importorskip("torchrl.data")
@@ -165,3 +165,30 @@ def test_transforms_are_inserted_before_others():
     buffer.insert_transform(0, lambda rows: rows * 10)
     buffer.extend(torch.arange(4))
     assert set(buffer.sample().tolist()) <= {1, 11, 21, 31}
+
+
+@pytest.mark.parametrize("kind", ["a sampler of theirs", "a storage of theirs", "an ensemble"])
+def test_batches_of_parts_that_need_the_lock_are_prefetched(tmp_path, kind):
+    collection, parts = TensorDict, {"storage": LazyTensorStorage(20), "batch_size": 4, "prefetch": 2}
+    if kind == "an ensemble":
+        member = TensorDictReplayBuffer(storage=LazyTensorStorage(20))
+        buffer = ReplayBufferEnsemble(member, member, batch_size=4, prefetch=2)
+    elif kind == "a sampler of theirs":
+        buffer = member = ReplayBuffer(**parts, sampler=theirs.RandomSampler())
+    else:
+        collection = tensordict.TensorDict
+        buffer = member = ReplayBuffer(**{**parts, "storage": theirs.LazyTensorStorage(20)})
+    member.extend(data(8, collection))
+    for _ in range(20):
+        assert buffer.sample().numel() == 4
+    if kind == "an ensemble":
+        buffer.dumps(tmp_path / "checkpoint")
+        again = ReplayBufferEnsemble(member, member, batch_size=4, prefetch=2)
+        again.loads(tmp_path / "checkpoint")
+        assert len(again._pending) == 2 and again.sample().batch_size == (2, 2)
+        again.close()
+    elif kind == "a storage of theirs":
+        buffer.flush()
+        buffer.empty()
+        assert len(buffer) == 0
+    buffer.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, TypeVar
 
@@ -378,11 +378,7 @@ class ReplayBuffer(RowAccess, Resumable):
             written = self.write_count
             self._clear_prefetched()
             self._marked.clear()
-            if isinstance(self._storage, Storage):
-                self._storage.empty()
-            else:
-                self._storage._empty()
-            for part in (self._writer, self._sampler):
+            for part in (self._storage, self._writer, self._sampler):
                 (part.empty if hasattr(part, "empty") else part._empty)()
             if not empty_write_count and isinstance(self._writer, RoundRobinWriter):
                 self._writer.load_state_dict({"_cursor": 0, "_write_count": written})
@@ -400,11 +396,7 @@ class ReplayBuffer(RowAccess, Resumable):
             RuntimeError: there is no batch size, or there are no rows.
         """
         size = asked_size(batch_size, self._batch_size)
-        with self._lock:
-            if self._prefetch and size == self._batch_size:
-                batch, info = self._prefetched(size)
-            else:
-                batch, info = self._sample(size)
+        batch, info = (self._prefetched if self._prefetch and size == self._batch_size else self._sample)(size)
         return (batch, info) if return_info else batch
 
     def can_sample(self, batch_size: int | None = None) -> bool:
@@ -461,13 +453,14 @@ class ReplayBuffer(RowAccess, Resumable):
         return batch
 
     def _prefetched(self, size: int) -> tuple[Any, dict[Any, Any]]:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._prefetch, thread_name_prefix="tdstore-prefetch")
-        if not self._pending:
-            self._fill(size, 1)
-        future = self._pending.popleft()
-        self._fill(size, self._prefetch)
-        batch, info, self._ran_out = future.result()
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._prefetch, thread_name_prefix="tdstore-prefetch")
+            if not self._pending:
+                self._fill(size, 1)
+            future = self._pending.popleft()
+            self._fill(size, self._prefetch)
+        batch, info, self._ran_out = future.result()  # without the lock: the thread may wait for it
         return batch, info
 
     def _fill(self, size: int, wanted: int) -> None:
@@ -486,16 +479,21 @@ class ReplayBuffer(RowAccess, Resumable):
                 index = as_index(slots, storage)
                 self._pending.append(self._pool.submit(self._read, slots, {"index": index, **info}, sampler.ran_out))
             else:
-                self._pending.append(self._pool.submit(self._read_foreign, size))
+                self._latest = self._pool.submit(self._read_foreign, size, self._latest)
+                self._pending.append(self._latest)
 
     def _read(self, slots: Any, info: dict[Any, Any], ran_out: bool) -> tuple[Any, dict[Any, Any], bool]:
         return self._finished(self._storage.take_slots(slots), info), info, ran_out
 
-    def _read_foreign(self, size: int) -> tuple[Any, dict[Any, Any], bool]:
+    def _read_foreign(self, size: int, before: Future[Any] | None) -> tuple[Any, dict[Any, Any], bool]:
+        if before is not None:
+            wait([before])  # batches are sampled in the order in which they are given
         batch, info = self._sample(size)
         return batch, info, bool(getattr(self._sampler, "ran_out", False))
 
     _ran_out = False
+    _latest: Future[Any] | None = None
+    """The last batch that samples and reads in a thread."""
     _iterator: Iterator[Any] | None = None
 
     def _clear_prefetched(self) -> None:
@@ -566,7 +564,8 @@ class ReplayBuffer(RowAccess, Resumable):
     def flush(self) -> None:
         """Commit the rows, where they outlive this process."""
         with self._lock:
-            self._storage.flush()
+            if isinstance(self._storage, Storage):
+                self._storage.flush()
 
     def close(self) -> None:
         """Commit, stop the threads of prefetching, and let go of the rows."""
@@ -575,12 +574,13 @@ class ReplayBuffer(RowAccess, Resumable):
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=True)
-        self._storage.close()
+        if isinstance(self._storage, Storage):
+            self._storage.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for another process: without threads."""
         state = self.__dict__.copy()
-        for name in ("_lock", "_pool", "_pending", "_iterator", "_marked", "_writing"):
+        for name in ("_lock", "_pool", "_pending", "_latest", "_iterator", "_marked", "_writing"):
             state.pop(name, None)
         return state
 

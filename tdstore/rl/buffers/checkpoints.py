@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple, Protocol
@@ -70,8 +70,10 @@ def _dump_batches(folder: FilePath, pending: Sequence[Future[Batch]]) -> list[An
         batch, info, ran_out = future.result()
         if not (is_collection(batch) or isinstance(batch, Tensor)):
             return []
-        TensorDict({"batch": batch}).save(folder / str(number), mode="w").close()
-        infos.append({"info": encode_value(list(info.items())), "ran_out": ran_out})
+        described = is_collection(info)  # of an ensemble, whose members are told beside each row
+        beside = {"info": info} if described else {}
+        TensorDict({"batch": batch, **beside}).save(folder / str(number), mode="w").close()
+        infos.append({"info": None if described else encode_value(list(info.items())), "ran_out": ran_out})
     return infos
 
 
@@ -168,8 +170,9 @@ def resumed(folder: FilePath) -> Resumed:
     pending = []
     for number, one in enumerate(about.get("prefetched", ())):
         future: Future[Batch] = Future()
-        batch = _copy_of(folder / _PREFETCH / str(number))["batch"]
-        future.set_result((batch, dict(decode_value(one["info"])), one["ran_out"]))
+        found = _copy_of(folder / _PREFETCH / str(number))
+        info = found["info"] if one["info"] is None else dict(decode_value(one["info"]))
+        future.set_result((found["batch"], info, one["ran_out"]))
         pending.append(future)
     return Resumed(about["batch_size"], rng, pending)
 
@@ -332,10 +335,15 @@ class Resumable(ABC):
 
         A storage whose rows lie in `storage/` already only commits them.
         """
-        with self._lock:
-            self._rank_marked()
-            about = {"batch_size": self._batch_size}
-            dump_parts(FilePath(path), self._parts(), self._generator, list(self._pending), about)
+        while True:
+            with self._lock:
+                pending = list(self._pending)
+                if all(future.done() for future in pending):
+                    self._rank_marked()
+                    about = {"batch_size": self._batch_size}
+                    dump_parts(FilePath(path), self._parts(), self._generator, pending, about)
+                    return
+            wait(pending)  # without the lock: their threads may wait for it
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Go on where a checkpoint was written: rows, cursor, sampling position, random numbers.

@@ -172,7 +172,8 @@ def test_random_numbers_batch_size_and_prefetched_batches_of_an_ensemble_go_on(t
     ahead.dumps(tmp_path / "ahead")
     again = made(prefetch=2, num_buffer_sampled=1, p=[1.0, 0.0, 0.0])
     again.loads(tmp_path / "ahead")
-    assert listed(again) == [[6, 7, 8]]
+    batch, info = again.sample(return_info=True)
+    assert batch["a"].tolist() == [[6, 7, 8]] and info["index", "buffer_ids"].tolist() == [[0, 0, 0]]
     for rb in (ahead, again):
         rb.close()
 
