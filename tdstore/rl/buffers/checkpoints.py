@@ -20,6 +20,7 @@ import tdstore
 from tdstore import TensorDict
 from tdstore.errors import CorruptStoreError, StateDictError, StoreNotFoundError, TDStoreError
 from tdstore.rl.buffers.writers import Writer
+from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.checkpoints import planned_load, planned_state
 from tdstore.rl.storages.lazy import LazyStorage
 from tdstore.rl.storages.lists import ListStorage
@@ -257,6 +258,10 @@ class Resumable(ABC):
         """Set the priorities of rows that others wrote."""
 
     @abstractmethod
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Forget all rows; the writer begins again."""
+
+    @abstractmethod
     def _clear_prefetched(self) -> None:
         """Drop what is prefetched."""
 
@@ -305,8 +310,13 @@ class Resumable(ABC):
     ) -> None:
         """Go on where a state was taken."""
         with self._lock:
-            for put in puts:
-                put()
+            try:
+                for put in puts:
+                    put()
+            except BaseException:
+                if isinstance(self._storage, Storage) and not len(self._storage):  # the medium failed amid the rows
+                    self.empty()
+                raise
             self._clear_prefetched()
             self._marked.clear()
             self._batch_size = batch_size
@@ -348,7 +358,8 @@ class Resumable(ABC):
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Go on where a checkpoint was written: rows, cursor, sampling position, random numbers.
 
-        All of it is checked first: a checkpoint that does not fit, or is damaged, changes nothing.
+        All of it is checked first: a checkpoint that does not fit, or is damaged, changes nothing. An error of the
+        medium while rows are copied leaves the buffer empty, to be loaded or filled again.
 
         Raises:
             FileNotFoundError: the folder has no checkpoint of a replay buffer.

@@ -250,3 +250,28 @@ def test_a_count_that_is_none_is_refused_before_rows_change():
     with pytest.raises(ValueError, match="write_count"):
         again.load_state_dict({**buffer(1, 2, 3).state_dict(), "_writer": {}})
     assert again[:]["a"].tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("how", ["folder", "state"])
+def test_a_medium_that_fails_amid_a_load_leaves_a_buffer_to_be_filled(tmp_path, monkeypatch, how):
+    def buffer(*numbers):
+        sampler = PrioritizedSampler(10, 1.0, 0.0)
+        made = TensorDictReplayBuffer(storage=LazyMemmapStorage(10), sampler=sampler, batch_size=50)
+        made.extend(rows(*numbers))
+        return made
+
+    def failing(*_):
+        raise OSError("the medium failed")
+
+    first, again = buffer(1, 2, 3), buffer(*range(8))
+    first.dumps(tmp_path / "there")
+    state = first.state_dict()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(again.storage._table), "write", failing)
+        with pytest.raises(OSError, match="failed"):
+            again.loads(tmp_path / "there") if how == "folder" else again.load_state_dict(state)
+    assert len(again) == 0 and again.write_count == 0
+    assert again.extend(rows(5, 6)).tolist() == [0, 1]
+    assert set(again.sample()["a"].tolist()) == {5, 6}
+    again.loads(tmp_path / "there")
+    assert again[:]["a"].tolist() == [1, 2, 3]
