@@ -179,6 +179,7 @@ class Site:
     ) -> bool:
         """Put the built folder in the place of the target; return False if the target changed during the wait."""
         old = self.check(replace=replace)
+        take_mode(self.root, self.name, self.parent)
         if old < 0:
             files.rename(self.temp, self.parent, self.name, self.parent)
             self._published(sync)
@@ -258,6 +259,22 @@ class Site:
                 files.rename(name, self.parent, original, self.parent)
             else:
                 sweep_dead(name, self.parent, self._first)
+
+
+def take_mode(fd: int, name: str, parent: int) -> None:
+    """Give a file or folder the permission bits of what it is about to replace: what was private stays private.
+
+    Args:
+        fd: descriptor of the new file or folder.
+        name, parent: the name of the old one in a folder, and the descriptor of that folder.
+    """
+    try:
+        old = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    mode = stat.S_IMODE(old.st_mode)
+    if not stat.S_ISLNK(old.st_mode) and stat.S_IMODE(os.fstat(fd).st_mode) != mode:
+        os.fchmod(fd, mode)
 
 
 def sweep_dead(name: str, parent: int, first: Sequence[str]) -> None:

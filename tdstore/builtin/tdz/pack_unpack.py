@@ -31,6 +31,7 @@ from tdstore.header import Header
 from tdstore.storekit import documents, files, refusals, session
 from tdstore.storekit.checksums import Summer, Sums, sums_of_part
 from tdstore.storekit.documents import PACK
+from tdstore.storekit.publish import take_mode
 from tdstore.storekit.session import FileParts
 
 Place = str | os.PathLike[str]
@@ -96,6 +97,7 @@ def _write_atomically(target: str, write: Callable[[int], Any]) -> None:
             try:
                 write(fd)
                 files.fsync(fd)
+                take_mode(fd, os.path.basename(target), folder)
                 files.rename(temp, folder, os.path.basename(target), folder)
             except BaseException:
                 files.unlink_if_there(temp, folder)
@@ -154,6 +156,7 @@ def unpack_memmap(archive_path: Place, prefix: Place) -> Path:
                 with files.closing(os.open(temp, files.SAFE_DIR, dir_fd=folder)) as root:
                     _unpack(fd, listing, root, source)
                     files.fsync_tree(root)
+                    take_mode(root, os.path.basename(target), folder)
                 if there:
                     files.exchange(temp, os.path.basename(target), folder)
                     files.remove_tree(temp, folder, first=(documents.NAME,))

@@ -47,6 +47,7 @@ from tdstore.errors import (
 from tdstore.header import Header
 from tdstore.storekit import WriterState, check_choices, end_writer, files, refusals
 from tdstore.storekit.checksums import crc32c
+from tdstore.storekit.publish import take_mode
 from tdstore.storekit.session import LOCK_TIMEOUT
 from tdstore.types import MODES, Durable, Fault, Mode, Path, Verify, path_text
 
@@ -352,6 +353,7 @@ class TdzStore(TdzLeaves):
                 files.link(hold.temp, hold.folder, self._name, hold.folder)
                 files.unlink(hold.temp, hold.folder)
             else:
+                take_mode(hold.new, self._name, hold.folder)
                 files.rename(hold.temp, hold.folder, self._name, hold.folder)
         hold.made.clear()
         files.unlock(hold.new)

@@ -330,6 +330,17 @@ def test_pack_and_unpack(tmp_path, method, packer, unpacker):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "dir" / name).read_bytes()
 
 
+def test_pack_and_unpack_keep_what_is_private_private(tmp_path):
+    example().memmap(tmp_path / "dir")
+    tdstore.pack_memmap(tmp_path / "dir", tmp_path / "x.tdz")
+    tdstore.unpack_memmap(tmp_path / "x.tdz", tmp_path / "out")
+    (tmp_path / "x.tdz").chmod(0o600)
+    (tmp_path / "out").chmod(0o700)
+    tdstore.pack_memmap(tmp_path / "dir", tmp_path / "x.tdz")
+    tdstore.unpack_memmap(tmp_path / "x.tdz", tmp_path / "out")
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("x.tdz", "out")] == [0o600, 0o700]
+
+
 def test_pack_keeps_the_whole_header(tmp_path):
     td = TensorDict({"x": torch.ones(2), "t": (1, "x"), "f": torch.ones(2).to(torch.float8_e5m2)}, [], names=[])
     td.auto_batch_size_()

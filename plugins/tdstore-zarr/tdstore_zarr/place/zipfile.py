@@ -7,6 +7,7 @@ import secrets
 import zipfile
 
 from tdstore.storekit import files, refusals
+from tdstore.storekit.publish import take_mode
 from tdstore_zarr.layout.document import MAX_ROOT, NAME
 from tdstore_zarr.place.folder import FolderPlace
 from tdstore_zarr.place.zip_engine import ZipEngine
@@ -82,6 +83,7 @@ class ZipPlace(FolderPlace):
                 for entry in sorted(self.engine.list()):
                     packed.writestr(zipfile.ZipInfo(entry.key), bytes(self.engine.get(entry.key).data))
             file.flush()
+            take_mode(file.fileno(), os.path.basename(self.path), parent)
             if sync:
                 files.fsync(file.fileno())
 
