@@ -296,6 +296,9 @@ class H5Store(CheckedStore[Stored]):
         return self._foreign_header(None) if self._foreign is None else self._foreign
 
     def _save(self, header: Header) -> None:
+        handle = self._session.handle
+        if not handle.temporary and not handle.is_at(handle.path):
+            raise refusals.removed(self.url)
         self._session.commit(header)
 
     # -- data -------------------------------------------------------------------------
