@@ -53,6 +53,7 @@ def write_whole(path: str, parts: Iterable[bytes | memoryview], *, exclusive: bo
         finally:
             if os.path.exists(temporary):
                 os.unlink(temporary)
+    fcntl.flock(file, fcntl.LOCK_UN)  # of the temporary file; now it is the one that the next writer locks
     return file
 
 

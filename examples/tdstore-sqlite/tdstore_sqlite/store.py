@@ -171,6 +171,8 @@ class SqliteStore(CheckedStore[Leaf]):
 
     # -- committing --------------------------------------------------------------------------
     def _save(self, header: Header) -> None:
+        if not self._new and not os.path.exists(self.url):
+            raise refusals.removed(self.url)
         with self._changing(commit=True) as sql:
             catalogue.save(sql, header, self._leaves)
             catalogue.drop_others(sql, self._leaves)
