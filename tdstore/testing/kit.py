@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from tdstore.testing.checks.catalogue import CatalogueTests
-from tdstore.testing.checks.declaration import DeclarationTests
+from tdstore.testing.checks.containers import ContainerTests
 from tdstore.testing.checks.discarding import DiscardTests
-from tdstore.testing.checks.endings import EndingTests
 from tdstore.testing.checks.headers import HeaderTests
 from tdstore.testing.checks.machine import MachineTests
-from tdstore.testing.checks.modes import ModeTests
-from tdstore.testing.checks.openings import OpeningTests
+from tdstore.testing.checks.places.damage import DamageTests
+from tdstore.testing.checks.places.declaration import DeclarationTests
+from tdstore.testing.checks.places.housekeeping import HousekeepingTests
+from tdstore.testing.checks.places.modes import ModeTests
+from tdstore.testing.checks.places.openings import OpeningTests
 from tdstore.testing.checks.reading import ReadTests
-from tdstore.testing.checks.sharing import RivalTests
+from tdstore.testing.checks.rivals.endings import EndingTests
+from tdstore.testing.checks.rivals.locks import LockTests
+from tdstore.testing.checks.rivals.sharing import RivalTests
 from tdstore.testing.checks.versioning import VersionTests
 from tdstore.testing.checks.writing import WriteTests
 
@@ -19,11 +23,15 @@ from tdstore.testing.checks.writing import WriteTests
 # pytest runs the tests of the last base first, and the state machine fails for everything: it comes last.
 class StoreTests(
     MachineTests,
+    ContainerTests,
     EndingTests,
     RivalTests,
+    LockTests,
     DiscardTests,
     VersionTests,
     OpeningTests,
+    DamageTests,
+    HousekeepingTests,
     ModeTests,
     HeaderTests,
     CatalogueTests,

@@ -22,6 +22,8 @@ ELSEWHERE = {
     "rl/storages": "rl",
     "tensordicts/resident": "differential",
     "testing/checks": "testing",
+    "testing/checks/places": "testing",
+    "testing/checks/rivals": "testing",
     "testing/processes": "testing",
 }
 # Suites that cut across the folders of the sources, and what tests are made of.

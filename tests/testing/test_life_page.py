@@ -25,7 +25,7 @@ from tdstore.registry import registry
 from tdstore.store import Store
 from tdstore.storekit import CheckedStore, refusals
 from tdstore.testing import CrashTests, StoreTests
-from tdstore.testing.checks.openings import SHARED
+from tdstore.testing.checks.places.openings import SHARED
 from tdstore.types import LeafSpec, Read, Write
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,8 @@ from hypothesis import Phase, settings
 from tdstore.builtin.memory import MemoryStore
 from tdstore.store import Store
 from tdstore.testing import StoreTests
-from tests.testing import wrong_files, wrong_modes, wrong_places, wrong_stores
+from tdstore.testing.checks.rivals.locks import LockTests
+from tests.testing import wrong_files, wrong_locks, wrong_modes, wrong_places, wrong_renames, wrong_stores
 from tests.testing.verdicts import CAUGHT
 from tests.testing.wrong_bytestore import ByteStore, open_bytes
 
@@ -94,6 +95,11 @@ class TestHookedStore(Files):
     backend = wrong_places.BACKENDS["HookedStore"]
 
 
+class TestLockingStore(LockTests):
+    caps = Files.caps
+    open = staticmethod(wrong_locks.OPENERS["LockingStore"])
+
+
 # -- wrong stores ---------------------------------------------------------------------------
 FIELDS: dict[str, dict[str, Any]] = {
     "WaitsForEver": {"waiting": 2},
@@ -127,10 +133,15 @@ for _cls in wrong_files.WRONG:
     must_fail(Files, _cls, open=staticmethod(wrong_files.OPENERS[_name]), backend=wrong_files.BACKENDS[_name])
 for _cls in wrong_modes.MODES:
     must_fail(Files, _cls, open=staticmethod(wrong_modes.OPENERS[_cls.__name__]))
-for _cls in wrong_places.PLACES:
-    _name = _cls.__name__
-    _hooks = {"backend": wrong_places.BACKENDS[_name]} if _name in wrong_places.BACKENDS else {}
-    must_fail(Files, _cls, open=staticmethod(wrong_places.OPENERS[_name]), **_hooks)
+for _module, _classes in (
+    (wrong_places, wrong_places.PLACES),
+    (wrong_locks, wrong_locks.LOCKS),
+    (wrong_renames, wrong_renames.RENAMES),
+):
+    for _cls in _classes:
+        _name = _cls.__name__
+        _hooks = {"backend": _module.BACKENDS[_name]} if _name in _module.BACKENDS else {}
+        must_fail(Files, _cls, open=staticmethod(_module.OPENERS[_name]), **_hooks)
 
 
 def test_the_table_is_about_the_wrong_stores():

@@ -12,6 +12,7 @@ import itertools
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -245,7 +246,8 @@ class ByteStore(Store):
 
     def _remove_mine(self) -> None:
         for key in self._mine:
-            self._fs.rm_file(f"{self._root}/{key}")
+            with suppress(FileNotFoundError):  # another writer has tidied
+                self._fs.rm_file(f"{self._root}/{key}")
         self._mine.clear()
 
     def _manifest(self) -> dict[str, Any]:

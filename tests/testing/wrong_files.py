@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import secrets
+import shutil
 import sqlite3
 import threading
 import time
@@ -116,8 +117,10 @@ class SqliteStore(Store):
         self._new = False
 
     def _take(self, path: str) -> None:
-        """Give a new file the name of the store."""
+        """Give a new file the name of the store, and the permissions of the one that had it."""
         if not self._exclusive:
+            if os.path.exists(self.url):
+                shutil.copymode(self.url, path)
             return os.replace(path, self.url)
         try:
             os.link(path, self.url)

@@ -119,6 +119,46 @@ class ListsNothing(HookedStore):
         return super().list(location) if os.path.exists(location) else []
 
 
+class ListsNoEmptyFolder(HookedStore):
+    """Takes a folder without datasets for one that is not there."""
+
+    @classmethod
+    def list(cls, location):
+        if found := super().list(location):
+            return found
+        raise refusals.not_found(location)
+
+
+class ListsFromHere(HookedStore):
+    """Gives paths from the folder of the process."""
+
+    @classmethod
+    def list(cls, location):
+        return [os.path.relpath(name) for name in super().list(location)]
+
+
+class ExistsChangesIt(HookedStore):
+    """Notes in the file that somebody has looked."""
+
+    @classmethod
+    def exists(cls, location):
+        found = super().exists(location)
+        if found:
+            sqlite3.connect(location).execute("CREATE TABLE IF NOT EXISTS looks (number)").connection.close()
+        return found
+
+
+class RemovesWhatBeginsAlike(HookedStore):
+    """Removes all files whose names begin with that of the place."""
+
+    @classmethod
+    def remove(cls, location):
+        super().remove(location)
+        for entry in os.scandir(os.path.dirname(location)):
+            if entry.path.startswith(location):
+                os.unlink(entry)
+
+
 class ExistsMakesIt(HookedStore):
     """Makes the file that it looks for."""
 
@@ -159,15 +199,18 @@ class RemovesForeign(HookedStore):
 class RemoveWaits(HookedStore):
     """Waits for the writer of a place, however long that takes."""
 
+    holds = False
+
     def write(self, writes: Sequence[Write]) -> None:
         if self.writable and not self._new:
+            self.holds = True
             with open(f"{self.url}.held", "w"):
                 super().write(writes)
         else:
             super().write(writes)
 
     def close(self):
-        if self.writable:
+        if self.holds:
             with suppress(FileNotFoundError):
                 os.unlink(f"{self.url}.held")
         super().close()
@@ -427,7 +470,8 @@ def _opener(cls: type[SqliteStore]) -> Any:
 
 HOOKED: tuple[type[HookedStore], ...] = (
     ListsOneFolder, ListsNames, ListsDamaged, ListsTwice, ListsNothing, ExistsMakesIt, DamagedIsNothing,
-    RemovesFolder, RemovesForeign, RemoveWaits,
+    RemovesFolder, RemovesForeign, RemoveWaits, ListsNoEmptyFolder, ListsFromHere, ExistsChangesIt,
+    RemovesWhatBeginsAlike,
 )  # fmt: skip
 PLACES: tuple[type[SqliteStore], ...] = (
     *HOOKED, WaitsInCommit, WritesIntoTheOld, LogFirstBare, LogFirstSilent, ChildCleansUp, Talks, BareErrorsOfDamage,

@@ -225,6 +225,17 @@ class CatalogueTests(StoreSetup):
         store.rename({("c",): ("d",)})
         replaced = {("a",): numbers(3), ("b",): numbers(2), ("d",): numbers(4)}
         check_leaves(read_all(store), replaced, "after a rename of 'c' to 'd', which was there")
+        if Cap.PERSISTENT not in self.caps:
+            return
+        store.save_header(header_for(replaced))
+        store.close()
+        with self.opened(location, "r+") as store:
+            store.rename({("d",): ("b",)})
+            store.save_header(header_for({("a",): numbers(3), ("b",): numbers(4)}))
+        committed = {("a",): numbers(3), ("b",): numbers(4)}
+        check_leaves(
+            read_all(self.opened(location)), committed, "opened again after a rename of 'd' to 'b', which was there"
+        )
 
     def test_rename_there_and_back(self, location: Location) -> None:
         """Check that an unwritten leaf moves to and fro, before and after a commit, without remains."""

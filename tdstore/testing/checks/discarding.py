@@ -66,6 +66,7 @@ STRUCTURE: dict[str, Change] = {
     "replace": _replace,
     "delete": lambda store: store.delete([("a",), ("g", "b")]),
     "rename": lambda store: store.rename({("a",): ("moved", "a"), ("c",): ("g", "c")}),
+    "rename-over": lambda store: store.rename({("c",): ("a",)}),
     "swap": lambda store: store.rename({("a",): ("c",), ("c",): ("a",)}),
     "longer": lambda store: store.resize({("a",): 9, ("c",): 4}),
     "shorter": lambda store: store.resize({("a",): 2, ("g", "b"): 0}),
@@ -238,6 +239,26 @@ class DiscardTests(StoreSetup):
                 store.discard()
             self.check_committed(store, "after the storage refused a change, and discard()")
         self.check_closed(store, location, "after the storage refused a change, discard() and close()")
+
+    def test_refused_resize(self, location: Location) -> None:
+        """Check that a `resize` which the storage refuses is undone: at once, by `discard`, or by `close`."""
+        self.needs(Cap.WRITE, Cap.RESIZE, Cap.PERSISTENT)
+        for end in ("discard", "close"):
+            store = self.committed(location)
+            with self.refusing(location):
+                try:
+                    store.resize({("c",): 4, ("a",): 1 << 16, ("g", "b"): 7})
+                except StoreError as error:
+                    what = f"after a resize that the storage refused ({error}), and {end}()"
+                else:
+                    store.close()
+                    return  # which keeps unwritten rows nowhere
+                if Cap.DISCARD not in self.caps:
+                    self.check_committed(store, what)
+                elif end == "discard":
+                    store.discard()
+                    self.check_committed(store, what)
+            self.check_closed(store, location, what)
 
     def test_uncommitted_is_not_seen(self, location: Location) -> None:
         """Check that nobody sees changes that can still be discarded: a transaction that fails leaves no half."""

@@ -20,6 +20,8 @@ LAST = {
     "rows of another shape": Write(("c",), (slice(0, 4, 1),), numbers(3)),
 }
 """Writes that a store with a leaf "c" of six float32 cannot do."""
+MANY = 150
+"""Writes of one leaf, twice: more than a table of fixed length in a file may have room for."""
 
 
 class WriteTests(StoreSetup):
@@ -213,6 +215,27 @@ class WriteTests(StoreSetup):
             store.write([Write(("long",), (term,), long[term])])
             want = assign(torch.full_like(long, -1), (term,), long[term])
             check_same(store.read([Read(("long",))])[0], want, "thousands of rows of 4 bytes, written in one index")
+
+    def test_many_writes_of_one_leaf(self, location: Location) -> None:
+        """Check that hundreds of small writes of one leaf are all kept, of one call and of many, also by a commit."""
+        self.needs(Cap.WRITE, Cap.PARTIAL_WRITE)
+        value = numbers(2 * MANY, 5, start=1)
+        order = torch.randperm(2 * MANY, generator=torch.Generator().manual_seed(0)).tolist()
+        store = self.opened(location, "w")
+        store.create({("a",): LeafSpec(value.shape, "float32")})
+        if Cap.PERSISTENT in self.caps:
+            store.save_header(header_for({("a",): value}))
+            store.close()
+            store = self.opened(location, "r+")
+        writes = [Write(("a",), (slice(row, row + 1, 1),), value[row : row + 1]) for row in order]
+        for write in writes[:MANY]:
+            store.write([write])
+        store.write(writes[MANY:])
+        what = f"a leaf of {2 * MANY} rows, each written by itself"
+        check_same(store.read([Read(("a",))])[0], value, what)
+        if Cap.PERSISTENT in self.caps:
+            store.close()
+            check_same(self.opened(location).read([Read(("a",))])[0], value, f"{what}, opened again")
 
     def test_write_batch_in_order(self, location: Location) -> None:
         """Check that writes of one batch to one leaf take effect in their order."""

@@ -14,7 +14,6 @@ import torch
 
 from tdstore.errors import StoreBusyError, StoreError, TDStoreError
 from tdstore.header import Group, Header, decode_header
-from tdstore.io.housekeeping import delete, exists
 from tdstore.registry import registry
 from tdstore.store import Cap, Store
 from tdstore.testing.checks.headers import RICH
@@ -45,6 +44,8 @@ STOPS = (0.5, 0.9)
 """Parts of a commit, counted by the functions that it calls, after which a process stops."""
 STRIDE = 7
 """Calls of functions after which a commit that was refused is tried again."""
+SAVE, SAVE_OVER_ROWS = "a save over it", "a save over it and the rows that the first one has written"
+"""Commits of a second writer."""
 TRYING = 2.0
 """Seconds after which it is not."""
 
@@ -300,35 +301,6 @@ class RivalTests(SharingTests):
             in_time(partial(self._use_locked, location, "r+", doing), doing, self.waiting)
             child.ask("go_on")
 
-    def test_delete_while_written(self, location: Location) -> None:
-        """Check that a place which another process writes is not deleted, or wholly: never in part.
-
-        The end of that process may make the dataset anew, as a writer that came after the deletion would.
-        """
-        self.needs(Cap.WRITE, Cap.PERSISTENT)
-        self.needs_deletion(location)
-        self.saved(location, OLD)
-        child = self.child(location, "r+")
-        child.ask("hold", ("a",), 7.0)
-        backend = self.declaration()
-        work = partial(delete, location, storage=backend, **self.at_once(), **self.options)
-        try:
-            in_time(work, "deleting a place that another process writes", self.waiting)
-        except StoreBusyError:
-            child.ask("close")
-            with self.opened(location) as store:
-                check_same(
-                    store.read([Read(("a",))])[0], filled_with(OLD[("a",)], 7.0), "a place that delete() refused"
-                )
-        else:
-            with suppress(AssertionError):  # its rows were of a dataset that is gone
-                child.ask("close")
-            if exists(location, storage=backend, **self.options):
-                with self.opened(location) as store:
-                    for path, tensor in zip(OLD, store.read([Read(path) for path in OLD]), strict=True):
-                        made = filled_with(OLD[path], 7.0) if path == ("a",) else OLD[path]
-                        check_same(tensor, made, f"a place that its writer made anew: leaf {path_text(path)}")
-
     def _use_locked(self, location: Location, mode: Mode, doing: str) -> None:
         __tracebackhide__ = True
         try:
@@ -397,7 +369,7 @@ class RivalTests(SharingTests):
         """Check that a writer which opened before another one committed is refused, or keeps what that one changed."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         self.needs_name(location)
-        for change in ("rows", "a new leaf", "a save over it"):
+        for change in ("rows", "a new leaf", SAVE, SAVE_OVER_ROWS):
             for end in ("save_header", "close"):
                 self.saved(location, OLD)
                 self._commit_late(location, change, end)
@@ -407,10 +379,14 @@ class RivalTests(SharingTests):
         __tracebackhide__ = True
         late = {("c",): OLD["c",] + 1}
         early = {("new",): numbers(4)} if change == "a new leaf" else {("a",): OLD["a",] + 7}
+        writes = [Write(path, (), value) for path, value in late.items()]
         stale = self.opened(location, "r+", **self.at_once())
+        if change == SAVE_OVER_ROWS:
+            stale.write(writes)
+        replaces = change in (SAVE, SAVE_OVER_ROWS)
         try:
-            with self.made(location, "w" if change == "a save over it" else "r+", **self.at_once()) as other:
-                if change == "a save over it":
+            with self.made(location, "w" if replaces else "r+", **self.at_once()) as other:
+                if replaces:
                     fill(other, {**OLD, **early})
                 elif change == "rows":
                     other.write([Write(path, (), value) for path, value in early.items()])
@@ -423,7 +399,8 @@ class RivalTests(SharingTests):
         what = f"two writers are open, one commits {change}, and then the other by {end}()"
         refused = False
         try:
-            stale.write([Write(path, (), value) for path, value in late.items()])
+            if change != SAVE_OVER_ROWS:
+                stale.write(writes)
             if end == "save_header":
                 stale.save_header(header_for(OLD))
             stale.close()
@@ -434,7 +411,7 @@ class RivalTests(SharingTests):
                 stale.close()
         except Exception as error:
             raise failure(f"{what}: a StoreError is expected, not {type(error).__name__}: {error}") from error
-        if change == "a save over it" and end == "close":
+        if replaces and end == "close":
             late = {}  # rows of a store that was replaced: their close has nothing to commit to
         with self.opened(location) as store:
             check_paths(store.paths(), {**OLD, **early}, f"{what}: the second commit took back the first")

@@ -14,7 +14,7 @@ from tdstore.errors import OptionError, StoreError
 from tdstore.hookspecs import Backend
 from tdstore.registry import registry
 from tdstore.store import Cap, Store
-from tdstore.testing.checks.sharing import SharingTests
+from tdstore.testing.checks.rivals.sharing import SharingTests
 from tdstore.testing.comparing import (
     check_equal,
     check_leaves,
