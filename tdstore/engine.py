@@ -70,7 +70,7 @@ class Engine(ABC):
 
     @property
     def lanes(self) -> int:
-        """The number of objects that `put_many` sends at once; a writer splits its bytes into as many."""
+        """The number of objects that `put_many` sends at once; a writer splits its bytes into as many objects."""
         return 8
 
     def conditional(self) -> bool:
@@ -93,7 +93,7 @@ class Engine(ABC):
         """
 
     def sweep(self) -> None:
-        """Remove objects of the engine's own below its root, which killed processes left. This default has none."""
+        """Remove the engine's own objects that killed processes left below its root. This default has none."""
 
     @abstractmethod
     def get(self, key: str, limit: int | None = None) -> Blob:
@@ -101,7 +101,7 @@ class Engine(ABC):
 
         Args:
             key: the object.
-            limit: bytes that it may have; default: any number.
+            limit: how many bytes it may have; default: any number.
 
         Raises:
             StoreNotFoundError: no such object. CorruptStoreError: it is larger than `limit` bytes.
@@ -111,13 +111,13 @@ class Engine(ABC):
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
         """Return the bytes of each range, in order, fetched concurrently: one round, however many there are.
 
-        Ranges are fetched as they are asked for (`tdstore.index.ranges.Batch` merges and splits them); each
-        answer is as long as its range; an object that ends before is a `CorruptStoreError`.
+        Ranges are fetched as they are requested (`tdstore.index.ranges.Batch` merges and splits them); each result is
+        as long as its range; an object that ends earlier is a `CorruptStoreError`.
         """
 
     @abstractmethod
     def size(self, key: str) -> int:
-        """Return the bytes of an object."""
+        """Return the size of an object in bytes."""
 
     def pin(self, keys: Sequence[str]) -> list[int]:
         """Return the sizes of objects, fetched at once; later reads of ranges return the versions present now.
@@ -133,18 +133,18 @@ class Engine(ABC):
         Args:
             key: the object.
             data: its contents.
-            if_absent: only if no object of that name is there.
-            if_match: only if the object has this tag still.
+            if_absent: write only if there is no object of that name.
+            if_match: write only if the object still has this tag.
 
         Raises:
-            ConflictError: the condition does not hold; nothing was written. After an answer was lost
-                the object may be there though this is raised: read it back to know.
+            ConflictError: the condition does not hold; nothing was written. If an answer was lost, the object may be
+                there although this is raised: read it back to find out.
             UnsupportedError: read-only, or a condition where the storage has none (CONDITIONAL).
         """
         raise self.unsupported(EngineCap.WRITE)
 
     def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
-        """Write several objects concurrently; when this raises, some of them may be there."""
+        """Write several objects concurrently; if this raises, some of them may be there."""
         for key, data in items:
             self.put(key, data)
 
@@ -213,7 +213,7 @@ def get_and_look(engine: Engine, key: str, limit: int, others: Sequence[str]) ->
     Args:
         engine: the engine.
         key: the object to fetch.
-        limit: bytes that it may have.
+        limit: how many bytes it may have.
         others: keys of objects to look for.
 
     Returns:

@@ -102,7 +102,7 @@ class NoSizeError(InvalidTypeError, ValueError):
 
 
 class ArgumentKindError(InvalidTypeError, ValueError):
-    """An argument is of a kind that has no value that the call could take."""
+    """An argument is of a kind none of whose values the call can take."""
 
 
 class InvalidStateError(TDStoreError, RuntimeError):
@@ -146,7 +146,7 @@ class KeyExistsError(TDStoreError, KeyError):
 
 
 class NotAKeyError(TDStoreError, ValueError, RuntimeError):
-    """Something else than a string or a tuple of strings where a key is asked for."""
+    """Something other than a string or a tuple of strings was passed as a key."""
 
 
 class NotAGroupError(KeyNotFoundError, ValueError):
@@ -154,7 +154,7 @@ class NotAGroupError(KeyNotFoundError, ValueError):
 
 
 class UnknownFieldError(KeyNotFoundError, ValueError):
-    """The key is no field of the class of an object."""
+    """The key is not a field of the class of an object."""
 
 
 class DifferentKeysError(KeyNotFoundError, RuntimeError):
@@ -178,11 +178,11 @@ class WorkerDiedError(TDStoreError, RuntimeError):
 
 
 class MismatchError(TDStoreError, RuntimeError):
-    """Structures differ that should be alike: of the ranks of a transfer, or of places that are concatenated."""
+    """Structures that should be alike differ: of the ranks of a transfer, or of places that are concatenated."""
 
 
 class EmptyBufferError(TDStoreError, RuntimeError, AssertionError):
-    """Rows are asked of a buffer that has none."""
+    """Rows are requested from a buffer that has none."""
 
 
 class PluginError(TDStoreError):
@@ -238,7 +238,7 @@ class StoreBusyError(StoreError, BlockingIOError):
 
 
 class StoreTimeoutError(StoreBusyError, TimeoutError):
-    """Another process did not do what was waited for within the time that the caller allows."""
+    """Another process did not do what the caller waited for within the time that the caller allows."""
 
 
 class SecondWriterError(StoreBusyError, RuntimeError):
@@ -261,7 +261,7 @@ class UnsupportedError(StoreError, NotImplementedError):
 
 
 class UnevenError(UnsupportedError):
-    """The elements of a lazy stack differ in what is asked of all of them together."""
+    """The elements of a lazy stack differ in what is requested of all of them together."""
 
 
 class StoreIOError(StoreError, OSError):
@@ -298,4 +298,4 @@ class UntrustedDataError(StoreError, TypeError):
 
 
 class TransientError(StoreError, OSError):
-    """A fault that went on after all retries; trying again later may succeed."""
+    """A fault that persisted after all retries; trying again later may succeed."""

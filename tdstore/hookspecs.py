@@ -62,15 +62,15 @@ class Backend:
     """Whether the opener, in mode "w", replaces also what this process has open, and its commit ends what was dropped
     (`lifetime.settle`). Else the core ends that before it calls the opener."""
     exists: str = ""
-    """`"package.module:function"`, called as `function(location, **options) -> bool`, where that is cheaper than to
-    open the place. Default: the core opens it in mode "r"."""
+    """`"package.module:function"`, called as `function(location, **options) -> bool`, where that is cheaper than
+    opening the place. Default: the core opens it in mode "r"."""
     remove: str = ""
     """`"package.module:function"`, called as `function(location, **options)` by `tdstore.delete`. Default: the core
-    removes a local file, or renames a local folder and removes it then, also where this returns `NotImplemented`.
-    Needed for all other places."""
+    removes a local file, or renames a local folder and then removes it; it also does so if this returns
+    `NotImplemented`. Needed for all other places."""
     list: str = ""
     """`"package.module:function"`, called as `function(location, **options) -> Iterable[str]` by
-    `tdstore.list_datasets`: the locations at and below one. Default: the core looks through local folders."""
+    `tdstore.list_datasets`: the locations at and below one. Default: the core searches local folders."""
 
     def __post_init__(self) -> None:
         """Refuse a declaration that could match nothing, or too much.
@@ -112,7 +112,7 @@ class Codec:
     name: str
     """Written beside the data; must not change."""
     kind: type
-    """The exact class that this codec takes."""
+    """The exact class that this codec converts."""
     encode: Callable[[Any], Any]
     """To plain data (anything that `tdstore.values.encode_value` takes)."""
     decode: Callable[[Any], Any]
@@ -121,7 +121,7 @@ class Codec:
 
 @hookspec
 def tdstore_backends() -> Iterable[Backend]:  # type: ignore[empty-body]
-    """Declare the storage backends this plugin brings."""
+    """Declare the storage backends that this plugin provides."""
 
 
 @hookspec(firstresult=True)
@@ -157,7 +157,7 @@ def tdstore_locate(location: object) -> tuple[str, Mapping[str, Any]] | None:
     """Name the place that an object of another library stands for, such as a file system with a path in it.
 
     Args:
-        location: what the user gave as a location; neither text nor a path of the standard library.
+        location: what the user passed as a location; neither text nor a path of the standard library.
 
     Returns:
         A path or URL, and the `storage_options` that reach it; None for an object of another plugin.

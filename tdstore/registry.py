@@ -127,7 +127,7 @@ class Registry:
 
     @property
     def plugins(self) -> Plugins:
-        """The plugins of this process, found on first use. A search that was interrupted begins anew."""
+        """The plugins of this process, found on first use. A search that was interrupted begins again."""
         if self._plugins is None:
             with _SEARCH:
                 if self._finding:
@@ -198,7 +198,7 @@ class Registry:
         self._codecs = [c for c in self._codecs if c.name != name]
 
     def codecs(self) -> list[Codec]:
-        """Return every codec that plugins declare, or this process."""
+        """Return every codec that a plugin or this process declares."""
         return self._codecs + [c for _, c in self.plugins.call_each("tdstore_codecs", Codec)]
 
     # -- resolving ----------------------------------------------------------------------
@@ -207,7 +207,7 @@ class Registry:
 
         Raises:
             AmbiguousBackendError: two plugins declare it. BrokenPluginError: its plugin failed to load.
-            MissingDependencyError: ours, but not installed. UnknownBackendError: nobody's.
+            MissingDependencyError: it is ours, but not installed. UnknownBackendError: nobody declares it.
         """
         claims = self._claims().get(name, [])
         if len(claims) == 1:
@@ -237,7 +237,7 @@ class Registry:
             storage: the name of a backend, a URL whose scheme names it, or a declaration.
 
         Returns:
-            The backend; None for a local path by which none can be found, such as that of a new directory.
+            The backend; None for a local path that determines none, such as that of a new directory.
 
         Raises:
             AmbiguousBackendError: two plugins claim it. UnknownBackendError: nobody knows its scheme.
@@ -391,7 +391,8 @@ class Registry:
     ) -> Store:
         """Call the backend's opener, with its options checked by name.
 
-        `trust=True` and `trust=False` are about values, which backends never read; any other is the backend's option.
+        `trust=True` and `trust=False` are about values, which backends never read; any other value is an option of the
+        backend.
 
         Args:
             backend: the declaration.
@@ -565,7 +566,7 @@ _SQUEEZED_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 
 
 def without_password(url: str) -> str:
-    """Return a URL for display: what stands before the host's `@` is left out."""
+    """Return a URL for display, without what stands before the `@` of the host."""
     return re.sub(r"//[^/@\s]*@", "//***@", url)
 
 

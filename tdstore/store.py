@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tdstore.tensordicts.redis_names import TensorDictStore as TensorDictStore
 
 _CONTAINERS = frozenset({"LazyStackedTensorDictStore", "TensorDictStore"})
-"""Names that code imports from here. They are defined above this module, so they are looked up on access."""
+"""Names that code imports from this module. They are defined above this module, so they are looked up on access."""
 
 
 def __getattr__(name: str) -> Any:
@@ -77,7 +77,7 @@ class Cap(enum.Flag):
 LIVE = Cap.VIEW | Cap.SHARED
 """Writes to tensors of such a store need no commit; it ends with the last of its tensors."""
 _CHANGES = frozenset({"create", "write", "delete", "rename", "resize", "save_header", "save_version"})
-"""Methods that change a store: from the first call on, the end of the process closes it where nothing else did."""
+"""Methods that change a store: from the first call on, the end of the process closes it if nothing else did."""
 _STRUCTURE = frozenset({"create", "delete", "rename", "resize"})
 
 
@@ -167,7 +167,7 @@ class Store(ABC):
 
     @abstractmethod
     def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        """Return shape, dtype and fill value of each; `KeyNotFoundError` names a leaf that is not there."""
+        """Return shape, dtype and fill value of each; `KeyNotFoundError` names a leaf that does not exist."""
 
     @abstractmethod
     def load_header(self) -> Header:
@@ -193,12 +193,12 @@ class Store(ABC):
     def write(self, writes: Sequence[Write]) -> None:
         """Write values; where an index names a row twice the last value in its order wins.
 
-        Where it raises, the leaves read as before: no row of the call has changed.
+        If it raises, the leaves read as before: no row of the call has changed.
         """
 
     @abstractmethod
     def delete(self, paths: Sequence[Path]) -> None:
-        """Remove leaves; all must be there, else `KeyNotFoundError` and nothing is removed."""
+        """Remove leaves; all must exist, else `KeyNotFoundError` and nothing is removed."""
 
     @abstractmethod
     def close(self) -> None:
@@ -224,8 +224,8 @@ class Store(ABC):
     def rename(self, moves: Mapping[Path, Path]) -> None:
         """Move leaves, all at once: a swap swaps, and what was at a new name is replaced.
 
-        All must be there, else `KeyNotFoundError` and nothing is moved. The default copies, a leaf at a
-        time; override where a name can change without its data.
+        All must exist, else `KeyNotFoundError` and nothing is moved. The default copies, one leaf at a time; override
+        where a name can change without its data.
         """
         specs = dict(zip(moves, self.specs(list(moves)), strict=True))
         if len(set(moves.values())) < len(moves):
@@ -245,17 +245,17 @@ class Store(ABC):
     def discard(self) -> None:
         """Take back every change since the last `save_header`, or since the store was opened (DISCARD).
 
-        Leaves, values and lengths are afterwards as that commit has them, also when the storage refused a change in
-        its middle. What was written through live tensors (VIEW) stays. So do rows that others see at once and may
-        have written since (CONCURRENT_WRITE), unless they were written after the structure began to change.
+        Afterwards, leaves, values and lengths are those of that commit, even if the storage refused a change in its
+        middle. What was written through live tensors (VIEW) stays. So do rows that others see at once and may have
+        written since (CONCURRENT_WRITE), unless they were written after the structure began to change.
         """
         raise self.unsupported(Cap.DISCARD)
 
     def save_version(self, header: Header, message: str) -> Version:
         """Commit as `save_header` does, and make the commit a version: both are there, or neither (VERSIONS).
 
-        What it costs is what changed since the version before. `open(..., version=id)` reads it as it is now, whatever
-        is written later.
+        It takes space for what changed since the version before. `open(..., version=id)` reads it as it is now,
+        whatever is written later.
 
         Args:
             header: the header.
@@ -268,11 +268,11 @@ class Store(ABC):
         raise self.unsupported(Cap.VERSIONS)
 
     def set_tag(self, name: str, version: str | None) -> None:
-        """Give a tag to a version, and take it from any other that has it (VERSIONS).
+        """Give a tag to a version, and remove it from any other that has it (VERSIONS).
 
         Args:
             name: the tag.
-            version: the id of the version; None takes the tag away.
+            version: the id of the version; None removes the tag.
 
         Raises:
             StoreNotFoundError: there is no such version.
@@ -282,11 +282,11 @@ class Store(ABC):
     def drop_versions(self, versions: Sequence[str], grace: float) -> list[str]:
         """Drop versions, and remove what was dropped earlier and whose grace period is over (VERSIONS).
 
-        Readers of a dropped version go on for `grace` seconds. Versions that have a tag stay. Killed at any moment, it
-        leaves every other version readable.
+        Readers of a dropped version can go on for `grace` seconds. Versions with a tag are kept. If the call is killed
+        at any moment, every other version stays readable.
 
         Args:
-            versions: the ids; those that are not there are passed over.
+            versions: the ids; those that do not exist are ignored.
             grace: seconds.
 
         Returns:
@@ -312,7 +312,7 @@ class Store(ABC):
     def alone(self) -> Iterator[bool]:
         """Hold the store exclusively; yields False if another writer has it open (VIEW).
 
-        The default is False, which is always safe: memory that others may have mapped is not moved then.
+        The default yields False, which is always safe: memory that others may have mapped is then not moved.
         """
         yield False
 
@@ -321,7 +321,7 @@ class Store(ABC):
         return {}
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
-        """Compare leaves with the checksums of the last commit. A store that keeps none finds no fault."""
+        """Compare leaves with the checksums of the last commit. A store without checksums finds no fault."""
         return []
 
     def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
@@ -329,11 +329,11 @@ class Store(ABC):
 
         Args:
             paths: the leaves.
-            rows: those that are copied, a slice or int64 numbers; None for any.
+            rows: the rows that are copied, a slice or int64 row numbers; None for any.
         """
 
     def reopen_token(self) -> tuple[Any, Mode, dict[str, Any]] | None:
-        """Return `(location, mode, options)` that another process can open the store with; None: as it was opened.
+        """Return `(location, mode, options)` with which another process can open the store; None: as it was opened.
 
         The location may be any picklable object that the opener takes. Modes that build something new
         must have become "r+" here, or a copy would wipe the data.
@@ -345,11 +345,10 @@ class Store(ABC):
         return self.url
 
     def native_group(self, path: Path, owner: object) -> object:
-        """Return a group as an object of the library of this format, of the last commit, by which nothing can be
-        changed.
+        """Return a group of the last commit as an object of the format's own library, by which nothing can be changed.
 
         Args:
-            path: of the group.
+            path: the path of the group.
             owner: an object that keeps the store open; the result must refer to it.
 
         Raises:
@@ -362,7 +361,7 @@ class Store(ABC):
         )
 
     def nbytes_stored(self) -> int | None:
-        """Return the bytes that the store takes on the storage; None where that is unknown."""
+        """Return how many bytes the store takes in the storage; None if that is unknown."""
         return None
 
     def unsupported(self, cap: Cap) -> UnsupportedError:

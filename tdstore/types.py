@@ -24,8 +24,9 @@ NestedKey = str | tuple[Any, ...]
 """A key as users write it: a string or a (nested) tuple of strings."""
 
 Entry = Any
-"""An entry as `td[key]` gives it: a tensor, a nested TensorDict, or a value that is no tensor. What it is depends on
-the key and is not known to type checkers: annotate the name that it is assigned to, `obs: Tensor = td["obs"]`."""
+"""An entry as `td[key]` returns it: a tensor, a nested TensorDict, or a value that is not a tensor. Which of these it
+is depends on the key and is not known to type checkers: annotate the name that it is assigned to,
+`obs: Tensor = td["obs"]`."""
 
 IndexTerm = SupportsIndex | slice | EllipsisType | None | Tensor | np.ndarray[Any, Any] | Sequence[Any]
 """One term of an index into the batch: an int, a slice, `...`, None, a mask, or row numbers in any sequence."""
@@ -61,7 +62,7 @@ Verify = Literal["none", "size", "full"]
 """`verify=` of openers: which bytes are compared with their checksums."""
 
 Recover = Literal["accept"]
-"""`recover=` of openers: "accept" takes leaves as a killed writer left them."""
+"""`recover=` of openers: "accept" accepts leaves as a killed writer left them."""
 
 
 class LeafSpec:

@@ -15,7 +15,7 @@ from .source import Rows, Source
 
 
 class Block:
-    """A block that is in memory, or that will be. Who claims it reads it; the others wait for it."""
+    """A block that is in memory, or that will be. The thread that claims it reads it; the others wait for it."""
 
     def __init__(self) -> None:
         self.rows: Future[TensorDictBase] = Future()
@@ -75,7 +75,7 @@ class BlockReader:
         return tdstore.cat(pieces)[torch.from_numpy(order)]
 
     def _load(self, missing: dict[int, Block]) -> None:
-        """Read blocks; where that fails, those that wait for them fail too, and the next batch reads them anew."""
+        """Read blocks; if that fails, those that wait for them fail too, and the next batch reads them again."""
         try:
             bounds = [
                 (start, min(start + self._block, self._source.size)) for start in (n * self._block for n in missing)

@@ -62,7 +62,7 @@ class TensorDictDataset(Dataset[TensorDictBase]):
         return self._finished(self._source.read(self._checked([row]))[0])
 
     def __getitems__(self, rows: Sequence[int]) -> TensorDictBase:
-        """Read a batch of rows at once, as a `DataLoader` asks for them."""
+        """Read a batch of rows at once, as a `DataLoader` requests them."""
         return self._finished(self._source.read(self._checked(rows)))
 
     @staticmethod

@@ -23,7 +23,7 @@ SHUFFLES: list[Shuffle] = [False, True, "blocks"]
 
 
 class Position(NamedTuple):
-    """Where a stream of batches is: the epoch, and how many items of it all ranks together have had."""
+    """Where a stream of batches is: the epoch, and how many of its items all ranks together have received."""
 
     epoch: int
     items: int
@@ -62,22 +62,22 @@ class Batch(Task):
 class Epochs(Stream[Position]):
     """Batches of a dataset, epoch after epoch, in an order that resumes exactly.
 
-    An iteration gives what is left of an epoch; the next one is the next epoch, also where the caller took all batches
+    An iteration yields what is left of an epoch; the next one is the next epoch, even if the caller took all batches
     without asking for the end. The order is a keyed permutation: it takes no memory, and the state is a few integers,
     for a billion rows, too. All ranks follow one order: each global batch of `batch_size * world_size` items is cut
     into one slice per rank.
 
-    At the end of an epoch the items that are left are shared out evenly; where there are fewer of them than ranks,
-    some ranks have one batch less. `drop_last=True` gives all ranks as many batches of equal size.
+    At the end of an epoch the items that are left are shared out evenly; if there are fewer of them than ranks, some
+    ranks have one batch less. `drop_last=True` gives all ranks the same number of batches, of equal size.
 
-    Inside a `DataLoader` (with `batch_size=None`) the workers read batches in turns, so that the loader gives the same
+    Inside a `DataLoader` (with `batch_size=None`) the workers read batches in turns, so that the loader yields the same
     batches in the same order as without workers.
 
     Args:
         data: a container with a batch dimension, or a location for `tdstore.open`, which each process opens once.
         batch_size: the number of items of a batch, for one rank. An item is a row, or a window of `span` rows.
         shuffle: True permutes all items; "blocks" permutes blocks of neighbours, and items within a window of blocks,
-            for storage on which neighbours are cheap; False keeps the order of the rows.
+            for storage from which neighbours are cheap to read; False keeps the order of the rows.
         seed: an integer that chooses the order of each epoch. It is the same on all ranks.
         rank: the number of this process, from 0.
         world_size: how many processes share the epochs.
@@ -93,9 +93,9 @@ class Epochs(Stream[Position]):
         block_rows: the number of rows of a block. Default: 1024.
         window_blocks: the number of blocks whose items are permuted together.
         whole_blocks: read blocks whole, instead of the rows of each batch, for storage on which a request costs more
-            than its bytes, such as a bucket or compressed chunks. In memory are then, besides the batches, the blocks
-            of two windows (`2 * window_blocks * block_rows` rows) and those of the batches that are read ahead,
-            without a shuffle only the latter. Each rank, and each worker of a loader, reads the blocks for itself.
+            than its bytes, such as a bucket or compressed chunks. Besides the batches, memory then holds the blocks of
+            two windows (`2 * window_blocks * block_rows` rows) and those of the batches that are read ahead; without a
+            shuffle, only the latter. Each rank, and each worker of a loader, reads the blocks for itself.
         timeout: seconds to wait for a batch before an error. Default: as long as the store takes.
         options: of `tdstore.open`, such as `storage`; only with a location.
 
@@ -179,7 +179,7 @@ class Epochs(Stream[Position]):
 
     @property
     def blocks(self) -> BlockReader | None:
-        """What reads the rows of batches from whole blocks; None where batches are read row by row."""
+        """The reader of the rows of batches from whole blocks; None where batches are read row by row."""
         if not self.whole_blocks:
             return None
         if self._blocks is None or self._blocks_process != os.getpid():

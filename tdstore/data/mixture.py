@@ -26,15 +26,16 @@ class MixturePosition(NamedTuple):
 
 
 class Mixture(Stream[MixturePosition]):
-    """Batches of several `Epochs`; each batch is of one of them, chosen by weights.
+    """Batches of several `Epochs`; each batch comes from one of them, chosen by weights.
 
-    The choice for a batch depends on the seed, the epoch and the number of the batch alone, so that all ranks choose
+    The choice for a batch depends only on the seed, the epoch and the number of the batch, so that all ranks choose
     the same dataset for a step, and a state resumes exactly. A dataset that ends begins its next epoch. An epoch of the
     mixture is a number of batches.
 
     Args:
         sources: the `Epochs`. Each reads its columns and transforms its batches; `prefetch`, `timeout` and `device` are
-            those of the mixture. With several ranks they are of one rank and `world_size`, and have `drop_last=True`.
+            those of the mixture. With several ranks, they must be of one rank and `world_size`, and have
+            `drop_last=True`.
         weights: how often each is chosen, in proportion. Default: by their numbers of batches.
         seed: an integer that determines the choices; the same on all ranks.
         batches: the number of batches of an epoch. Default: that of all sources together.
@@ -43,7 +44,7 @@ class Mixture(Stream[MixturePosition]):
         timeout: seconds to wait for a batch before an error.
 
     Raises:
-        InvalidArgumentError: weights that are no positive numbers, one per source; a source without batches; or
+        InvalidArgumentError: weights that are not positive numbers, one per source; a source without batches; or
             sources whose ranks differ.
 
     Example:
@@ -92,7 +93,7 @@ class Mixture(Stream[MixturePosition]):
         return self.batches
 
     def choices(self, epoch: int, first: int, last: int) -> NDArray[np.int64]:
-        """Return which source each batch of an epoch is of.
+        """Return which source each batch of an epoch comes from.
 
         Args:
             epoch: the number of the epoch.

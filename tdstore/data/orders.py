@@ -46,7 +46,7 @@ class BlockOrder:
         self._window = functools.lru_cache(4)(self._permutation)
 
     def __call__(self, places: Items) -> Items:
-        """Give the items at places of the order.
+        """Return the items at places of the order.
 
         Args:
             places: int64, one dimension, each in `range(size)`.

@@ -23,7 +23,7 @@ class Permutation:
 
     A Feistel network over pairs ``(left, right)`` of ``range(a) x range(b)``, where ``a * b`` is just above ``size``;
     what falls outside ``range(size)`` goes through the network again until it is inside (cycle walking). The order
-    depends on ``size`` and ``key`` alone, on every machine and with every version of numpy.
+    depends only on ``size`` and ``key``, on every machine and with every version of numpy.
 
     Args:
         size: the number of elements, under 2**62.
@@ -53,7 +53,7 @@ class Permutation:
             self._table = np.argsort(hashes, kind="stable").astype(np.int64)
 
     def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Give the elements at places of the order.
+        """Return the elements at places of the order.
 
         Args:
             places: int64 of any shape, each in ``range(size)``.

@@ -10,21 +10,21 @@ from .epochs import Epochs
 
 
 class ShuffleQuality(NamedTuple):
-    """Measures of one epoch, each beside that of a full shuffle."""
+    """Measures of one epoch, each compared with that of a full shuffle."""
 
     rank_correlation: float
     """Spearman's correlation of places and items: 0 for a full shuffle, 1 for none."""
     displacement: float
-    """Mean distance of an item from its place, over that of a full shuffle, a third of the items."""
+    """Mean distance of an item from its place, divided by that of a full shuffle, a third of the items."""
     batch_spread: float
-    """Mean standard deviation of the item numbers in a batch, over that of a full shuffle."""
+    """Mean standard deviation of the item numbers in a batch, divided by that of a full shuffle."""
 
 
 def measure_shuffle(epochs: Epochs, epoch: int = 0, batches: int = 1000) -> ShuffleQuality:
     """Measure the order of an epoch on a sample of its batches, without reading rows.
 
     Args:
-        epochs: of which dataset, and which shuffle.
+        epochs: the dataset and the shuffle.
         epoch: the number of the epoch.
         batches: how many batches are sampled, evenly over the epoch.
 

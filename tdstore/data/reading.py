@@ -1,4 +1,4 @@
-"""Batches read ahead by threads, in order, and never more of them than asked."""
+"""Batches read ahead by threads, in order, and never more of them than requested."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ class Task(Protocol):
     """A batch that is still to be read."""
 
     def plan(self) -> Callable[[], TensorDictBase]:
-        """Return what reads the batch; called in the order of the batches."""
+        """Return the function that reads the batch; called in the order of the batches."""
         ...
 
     def describe(self) -> str:
@@ -113,7 +113,7 @@ class ReadAhead(Generic[T, P]):
 
 
 def located(error: Exception, task: Task) -> Exception:
-    """Add to an error which rows were being read: to the message of ours, as a note to others."""
+    """Add to an error which rows were being read: in the message of our errors, as a note on others."""
     text = f"while reading {task.describe()}"
     if isinstance(error, TDStoreError):
         error.message = f"{error.message} ({text})"

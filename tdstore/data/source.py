@@ -77,7 +77,7 @@ class Source:
 
     @property
     def concurrent(self) -> bool:
-        """Whether several threads may read at once: of a location, what its backend declares; of a container, True."""
+        """Whether several threads may read at once: for a location as its backend declares, for a container True."""
         if not isinstance(self.data, (str, os.PathLike)):
             return True
         storage = self.options.get("storage")
@@ -101,7 +101,7 @@ class Source:
         """Read one column whole.
 
         Raises:
-            InvalidTypeError: the entry is no tensor.
+            InvalidTypeError: the entry is not a tensor.
         """
         value = self.container.read(None, keys=[key]).get(key)
         if not isinstance(value, torch.Tensor):

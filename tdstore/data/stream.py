@@ -24,11 +24,11 @@ NEXT, BEGUN, LOADS = 0, 1, 2
 class Stream(IterableDataset[TensorDictBase], Generic[P]):
     """Batches in an order that a position and a few integers determine.
 
-    A subclass says what follows a position. This class reads ahead, deals batches out to the workers of a
-    `DataLoader` in turns, and tells where the caller is.
+    A subclass says what follows a position. This class reads ahead, deals batches out to the workers of a `DataLoader`
+    in turns, and reports where the caller is.
 
-    Workers of a loader are started anew for each iteration of it, with the position that this process knows. Which
-    epoch they begin is therefore in memory that all processes share: each iteration of a loader is the next epoch.
+    Workers of a loader are started again for each iteration of it, with the position that this process knows. The epoch
+    that they begin is therefore in memory that all processes share: each iteration of a loader is the next epoch.
 
     Args:
         prefetch: the number of batches that are read ahead, in each process.
@@ -116,8 +116,8 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
         """Return the position after the last batch that was handed out: a few integers.
 
         Args:
-            batches: only where workers of a stock `DataLoader` read, which do not say how far the caller is: how many
-                batches the caller has had of the loader's current iteration.
+            batches: how many batches of the loader's current iteration the caller has received. Only for workers of a
+                stock `DataLoader`, which do not say how far the caller is.
 
         Raises:
             InvalidStateError: workers read, and `batches` is missing.
@@ -154,10 +154,10 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
         return self._as_state(self._position)
 
     def load_state_dict(self, state: State) -> None:
-        """Go to the position of a state: the next iteration gives the very rows that were left of the epoch.
+        """Go to the position of a state: the next iteration yields exactly the rows that were left.
 
-        Where nothing was left, it gives those of the next epoch, and `epoch` is the number of that. The number of
-        ranks, workers, batches read ahead and rows of a batch may differ from before.
+        If nothing was left of the epoch, it yields the rows of the next one, and `epoch` is the number of that. The
+        number of ranks, workers, batches read ahead and rows of a batch may differ from before.
 
         Args:
             state: of `state_dict`, or a copy of it that went through JSON or `torch.save`.
@@ -232,7 +232,7 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
         return True
 
     def _in_worker(self, worker: int, workers: int, begun: bool) -> Iterator[TensorDictBase]:
-        """Yield the share of one worker: of the batches that are left, each `workers`-th one."""
+        """Yield the share of one worker: every `workers`-th of the batches that are left."""
         if not begun:  # said here, since an error in `__iter__` would end the worker without a word to the caller
             raise InvalidStateError(
                 "a state was loaded while the loader had workers, which do not know of it",

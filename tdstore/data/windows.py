@@ -11,7 +11,7 @@ from .source import Rows
 class Windows:
     """Windows of `span` rows, `stride` rows apart, in a dataset or in each episode of it.
 
-    What is left at the end of the dataset, or of an episode, and shorter than a window, is in none.
+    Rows left at the end of the dataset, or of an episode, that are too few for a window are in none.
 
     Args:
         rows: the number of rows of the dataset.

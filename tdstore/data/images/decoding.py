@@ -18,13 +18,13 @@ from .pillow import CHANNELS, FORMATS, load_pillow
 class DecodeImages:
     """Decode columns of JPEG, PNG or WebP files, as a `transform` of `Epochs` or `TensorDictDataset`.
 
-    Each entry that is named holds the bytes of one file per row, and becomes a uint8 tensor of shape
+    Each named entry holds the bytes of one file per row, and becomes a uint8 tensor of shape
     `[*batch_size, channels, height, width]`. Other entries stay as they are. Pillow decodes; other formats are refused.
 
     Args:
         *keys: the entries.
         mode: "RGB", "L" (one channel of grey) or "RGBA"; images of other modes are converted.
-        size: (height, width) that all images are resized to. Default: as they are, which has to be equal in a batch.
+        size: (height, width) that all images are resized to. Default: their own, which must be equal in a batch.
         each: a function of one image, `[channels, height, width]`, called after `size`, such as a random crop.
 
     Raises:
@@ -67,9 +67,9 @@ class DecodeImages:
             batch: rows, or one row.
 
         Raises:
-            CorruptStoreError: a value is no image of a known format.
+            CorruptStoreError: a value is not an image of a known format.
             InvalidTypeError: an entry does not hold bytes. MismatchError: images of several sizes.
-            UnsupportedError: more than 8 bits a channel.
+            UnsupportedError: more than 8 bits per channel.
         """
         decoded = batch.clone(recurse=False)
         flat = batch.reshape(-1) if batch.batch_dims > 1 else batch
