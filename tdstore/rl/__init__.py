@@ -1,10 +1,10 @@
 """Reinforcement learning on the containers: storages of rows, replay buffers, search trees, transitions, scores.
 
-`storages` are tables of a fixed capacity in any backend, `buffers` are replay buffers over them with their
-writers and samplers, `trees` are search trees, `transitions` are what agents record, `agents` has steps and
-trajectories of agents of language models, `scores` are how their answers are judged. `import tdstore` does not import
-this package. The `ReplayBuffer` and the `PrioritizedReplayBuffer` of this module are those of `buffers`; `transitions`
-has others of the same names.
+`storages` has tables of a fixed capacity on any backend, `buffers` has replay buffers over them with their writers and
+samplers, `trees` has search trees, `transitions` has what agents record, `agents` has steps and trajectories of agents
+of language models, `scores` has scores of their answers. `import tdstore` does not import this package. The
+`ReplayBuffer` and the `PrioritizedReplayBuffer` of this module are those of `buffers`; `transitions` has others of the
+same names.
 """
 
 from tdstore.rl.agents import Step, Trajectory

@@ -33,7 +33,7 @@ def torchrl_storage(storage: TabularStorage) -> TensorStorage:
 
 @functools.cache
 def _storage_class() -> Any:
-    """Return the class, which cannot be made before torchrl is imported."""
+    """Return the class, which cannot be defined before torchrl is imported."""
     try:
         from torchrl.data import TensorStorage  # type: ignore[import-untyped,import-not-found,unused-ignore]
         from torchrl.data.replay_buffers.storages import (  # type: ignore[import-untyped,import-not-found,unused-ignore]

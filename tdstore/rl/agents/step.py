@@ -12,7 +12,7 @@ from tdstore import NonTensorData
 from tdstore.errors import InvalidArgumentError
 
 Message = dict[str, Any]
-"""A message of a conversation, as chat interfaces have them: `{"role": "user", "content": "..."}`."""
+"""A message of a conversation, in the form of chat interfaces: `{"role": "user", "content": "..."}`."""
 
 TOKENS = {"token_ids": torch.int64, "log_probs": torch.float32, "loss_mask": torch.bool}
 """The dtypes of the fields with one element per token."""
@@ -21,19 +21,19 @@ TOKENS = {"token_ids": torch.int64, "log_probs": torch.float32, "loss_mask": tor
 class Step(tdstore.TensorClass):
     """One step of an agent: a turn of a conversation, with its tokens and its reward.
 
-    Lists of numbers become tensors. What is left out is empty, `reward` is 0, `log_probs` are 0, and `loss_mask` is
-    True for all tokens.
+    Lists of numbers become tensors. Fields that are left out are empty, `reward` is 0, `log_probs` are 0, and
+    `loss_mask` is True for all tokens.
 
     Args:
         messages: the messages of the step, in order: what the agent read, then what it answered. Dicts of plain values.
         tool_calls: the calls of the step, in order: dicts of plain values, such as `{"name": ..., "arguments": ...}`.
         reward: float32 `[]`, what the step earned.
-        token_ids: int64 `[tokens]`, all tokens of the step, those that were read too.
+        token_ids: int64 `[tokens]`, all tokens of the step, including those that were read.
         log_probs: float32 `[tokens]`, the natural logarithm of the probability with which a token was sampled.
         loss_mask: bool `[tokens]`, True for a token that the agent sampled, False for one that it read.
 
     Raises:
-        InvalidArgumentError: `reward` is no single number, a field of tokens is not 1-D, or their lengths differ.
+        InvalidArgumentError: `reward` is not a single number, a field of tokens is not 1-D, or their lengths differ.
 
     Example:
         >>> step = Step(messages=[{"role": "assistant", "content": "4"}], reward=1.0, token_ids=[19, 2])

@@ -1,4 +1,4 @@
-"""A trajectory of an agent: its steps in one row, so that many of them are a table that grows."""
+"""A trajectory of an agent: its steps in one row, so that many trajectories form a table that grows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCHEMA: dict[str, Any] = {
 class Trajectory(tdstore.TensorClass):
     """The steps of one agent at one task. Stored, a trajectory is one row, and rows differ in length.
 
-    `Trajectory.from_steps` makes one, `create` makes an empty table in any place, and `append` and `extend` of the
+    `Trajectory.from_steps` makes one, `create` makes an empty table on any backend, and `append` and `extend` of the
     table write trajectories, each of which is there as a whole or not at all. A batch of rows has one jagged tensor
     (`torch.nested`) for each field that is ragged, and a list of values for `task`, `messages` and `tool_calls`.
 
@@ -105,7 +105,7 @@ class Trajectory(tdstore.TensorClass):
             options: of `from_schema`, such as `storage` or `mode`.
 
         Raises:
-            StoreExistsError: there is something at the location, and `mode` does not allow to replace it.
+            StoreExistsError: there is something at the location, and `mode` does not allow replacing it.
         """
         return cls.from_schema(SCHEMA, batch_size=[0], location=location, **options)
 

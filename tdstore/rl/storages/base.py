@@ -42,12 +42,12 @@ class Storage(ABC):
 
         Args:
             cursor: rows of the first dimension; an int means that `data` is one row, without that dimension.
-            data: rows of the dtypes and shapes of the first ones.
-            set_cursor: whether the length follows; `storage[i] = row` leaves it as it is.
+            data: rows with the dtypes and shapes of the first ones.
+            set_cursor: whether the length is updated; `storage[i] = row` leaves it as it is.
         """
 
     def check_rows(self, data: Any) -> None:
-        """Check that rows can be written, without writing them. A storage that takes all objects checks nothing.
+        """Check that rows can be written, without writing them. A storage that accepts all objects checks nothing.
 
         Args:
             data: rows along the first dimension.
@@ -62,7 +62,7 @@ class Storage(ABC):
         copies.
 
         Raises:
-            IndexError: beyond the rows that were written. RuntimeError: nothing was ever written.
+            IndexError: a row beyond those that were written. RuntimeError: nothing was ever written.
         """
 
     @abstractmethod
@@ -120,11 +120,11 @@ class Storage(ABC):
 
     # -- checkpoints ---------------------------------------------------------------------------
     def register_save_hook(self, hook: SaveHook) -> None:
-        """Have `dumps` call `hook(data, path=path)` and write what it returns."""
+        """Have `dumps` call `hook(data, path=path)` and write the result."""
         self._save_hooks.append(hook)
 
     def register_load_hook(self, hook: SaveHook) -> None:
-        """Have `loads` call `hook(data, out=data_or_None)` and take what it returns."""
+        """Have `loads` call `hook(data, out=data_or_None)` and use the result."""
         self._load_hooks.append(hook)
 
     @abstractmethod
@@ -153,10 +153,10 @@ class Storage(ABC):
 
     @abstractmethod
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copy the result of `state_dict`; nothing of it is aliased."""
+        """Copy the result of `state_dict`; no tensor of it is aliased."""
 
     def flush(self) -> None:
         """Commit what was written, where the rows outlive the process."""
 
     def close(self) -> None:
-        """Commit, and let go of the rows."""
+        """Commit, and release the rows."""

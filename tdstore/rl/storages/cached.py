@@ -40,7 +40,7 @@ class StoredTable(Table):
         return read_state(to_numpy(self.handle.store.read([Read(STATE)])[0]).data, self.handle.store.url)
 
     def commit(self, state: State) -> None:
-        """Write the counters once the rows are there, and commit both where nothing else keeps them after a death."""
+        """Write the counters once the rows are there, and commit both if nothing else preserves them after a death."""
         self._count(state)
         if self.publish is not None:
             self.publish()
@@ -122,7 +122,7 @@ class StoredTable(Table):
         return self.state
 
     def take_back(self, *, saved: bool) -> None:
-        """Restore the committed rows after a failed write, also those that the store holds back."""
+        """Restore the committed rows after a failed write, including those that the store holds back."""
         store = self.handle.store
         if Cap.DISCARD in store.caps and Cap.SHARED not in store.caps:
             store.discard()  # rows that were flushed may stay, where others see them at once
@@ -140,9 +140,10 @@ class StoredTable(Table):
 
 
 class CachedTable(Table):
-    """Rows of a store that is slow to reach, with all of them in memory: reads never ask the store.
+    """Rows of a store that is slow to reach, with all of them in memory: reads never access the store.
 
-    Writes are done in memory, and go to the store in one commit once `limit` rows wait, at `flush`, and at the end.
+    Writes are done in memory, and go to the store in one commit once `limit` rows are waiting, at `flush`, and at the
+    end.
 
     Args:
         stored: the rows in their place; those that are visible are read into memory now.
@@ -228,7 +229,7 @@ class CachedTable(Table):
         self._waiting.stored.close()
 
     def abandon(self) -> None:
-        """Let go of a place whose first rows were not committed: it is as it was before."""
+        """Release a place whose first rows were not committed: it is as it was before."""
         self._end.cancel()
         self._waiting.stored.close()
 
@@ -259,12 +260,12 @@ class _Waiting:
         """The counters in the store."""
 
     def make_room(self, rows: Rows) -> None:
-        """Send what waits if one of these rows does."""
+        """Send the rows that wait if any of these is among them."""
         if self._marks[rows].any():
             self.drain()
 
     def add(self, written: list[Rows], state: State) -> None:
-        """Have rows and the counters after them wait."""
+        """Let rows wait, with the counters after them."""
         with self._lock:
             for rows in written:
                 self._marks[rows] = True

@@ -69,7 +69,7 @@ def dump(storage: LazyStorage, path: str) -> None:
 
 @contextlib.contextmanager
 def _replaced(path: str) -> Iterator[None]:
-    """Let a checkpoint that is there be replaced: a folder with files beside its leaves would not be."""
+    """Let an existing checkpoint be replaced: a folder with files beside its leaves would not be."""
     target = FilePath(path) / METADATA
     before = target.read_bytes() if target.is_file() else None
     if before is not None:
@@ -137,8 +137,8 @@ def planned_load(storage: LazyStorage, path: str) -> tuple[int | None, Callable[
     """Check that a storage can take over a checkpoint; nothing is changed.
 
     Returns:
-        The rows of the first dimension that it then has room for (None: only the load tells), and the function that
-        takes the checkpoint over.
+        The rows of the first dimension for which it then has room (None: known only after the load), and the function
+        that takes the checkpoint over.
     """
     storage._refuse_removed()
     if _is_own_place(storage, path) and not storage._load_hooks:
@@ -238,7 +238,7 @@ def _room_for(storage: LazyStorage, found: Found, path: str) -> int:
     """Return how many rows a storage has room for.
 
     Raises:
-        BatchSizeError: the rows of a checkpoint are others, or more. StoreError: the storage is read only.
+        BatchSizeError: the rows of a checkpoint are of another form, or more. StoreError: the storage is read only.
     """
     if storage._table is None:
         room = -(-storage.max_size // max(1, math.prod(found.structure.inner)))
@@ -335,7 +335,7 @@ def adopted(handle: StoreHandle, structure: Structure, ndim: int) -> Found:
     """Make rows of a storage of leaves that something else wrote.
 
     Raises:
-        BatchSizeError: the leaves are others.
+        BatchSizeError: the leaves are of another form.
     """
     url = handle.store.url
     sizes = {spec.shape[0] for spec in handle.specs.values() if spec.shape}
@@ -383,7 +383,7 @@ def lengthened(found: Found, capacity: int) -> Found:
 
 
 def with_columns(table: Table, structure: Structure, ndim: int, state: State) -> Table:
-    """Add columns of zeros behind the present ones: all of the change, or nothing of it."""
+    """Add columns of zeros after the present ones: the whole change, or none of it."""
     if isinstance(table, CachedTable):
         table.flush()
         table = table.stored
@@ -513,7 +513,7 @@ def _from_state(storage: LazyStorage, rows: Any) -> Any:
 def rows_of(storage: LazyStorage) -> list[tuple[Any, torch.dtype, torch.Size]]:
     """Return the visible rows of each column, as bytes.
 
-    To a spawned process torch would send tensors as memory that both share, which is gone when these copies are.
+    torch would send tensors to a spawned process as memory that both share, which is gone when these copies are.
     """
     columns = storage._ready().look(slice(0, storage._state.length))
     return [(c.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().copy(), c.dtype, c.shape) for c in columns]

@@ -28,14 +28,14 @@ class Selection(NamedTuple):
     shape: tuple[int, ...]
     """Leading dimensions of the result."""
     single: bool = False
-    """Whether the first dimension of `rows` goes: the index was an int."""
+    """Whether the first dimension of `rows` is dropped: the index was an int."""
 
 
 def as_ints(index: Any) -> Ints:
     """Return row numbers as int64.
 
     Raises:
-        IndexError: not integers, or a mask.
+        IndexError: they are not integers, or are a mask.
     """
     if isinstance(index, Tensor):
         index = index.detach().cpu().numpy()
@@ -77,7 +77,7 @@ def check(index: Ints, size: int, what: str) -> Ints:
 
 
 def select(index: Any, length: int, inner: tuple[int, ...], what: str) -> Selection:
-    """Return which of `length` visible rows, each of `inner` slots, an index means.
+    """Return the rows that an index selects among `length` visible ones, each of `inner` slots.
 
     Raises:
         IndexError: out of range, a mask of another length, or no index of rows.
@@ -166,7 +166,7 @@ def goes_into_rows(index: Any, ndim: int) -> bool:
 
 
 def into_rows(get: Callable[[Any], D], index: Any, ndim: int, what: str) -> D:
-    """Read rows by the first terms of an index, and apply the other terms to each row; of a key, its entry of all rows.
+    """Read rows by the first terms of an index, and apply the others to each row; or the entry of all rows, by a key.
 
     Raises:
         IndexError: the rows have fewer dimensions.
@@ -198,7 +198,7 @@ def _indexed(data: Any, index: tuple[Any, ...]) -> Any:
 
 
 def visible(places: Sequence[Rows], length: int) -> Rows | None:
-    """Return those rows that are below a length; None where none is."""
+    """Return the rows that are below a length; None if there are none."""
     rows = places[0]
     if len(places) == 1 and isinstance(rows, slice):
         if rows.stop <= length:

@@ -1,4 +1,4 @@
-"""Storages that are allocated by the first write: in the memory, on a device, or in any backend."""
+"""Storages that are allocated by the first write: in memory, on a device, or on any backend."""
 
 from __future__ import annotations
 
@@ -55,30 +55,30 @@ STORED = (LiveTable, StoredTable, CachedTable)
 
 
 class LazyStorage(TabularStorage):
-    """A table of at most `max_size` rows in any place, allocated when the first row is written.
+    """A table of at most `max_size` rows on any backend, allocated when the first row is written.
 
-    Rows, their number and the place where the writer goes on change together: after a process was killed at any
-    moment, `LazyStorage.open(place)` finds only rows that are wholly there.
+    Rows, their number and the position of the writer change together: after a process was killed at any moment,
+    `LazyStorage.open(place)` finds only complete rows.
 
     Args:
         max_size: number of slots. With several dimensions of slots it is rounded up to whole rows.
-        storage: None, "cpu", "cuda", ... for tensors in the memory or on that device; the name of a backend; a URL
+        storage: None, "cpu", "cuda", ... for tensors in memory or on that device; the name of a backend; a URL
             (`redis://host/0/name`, `s3://bucket/name`, ...); or a `Backend`.
-        path: where the rows lie, for a backend that is named. Without it they are temporary.
+        path: where the rows are, for a backend that is named. Without it they are temporary.
         device: "cpu" and "auto" for a backend; for tensors, the device ("auto": that of the first data).
         ndim: number of leading dimensions of the data that are slots.
-        existsok: take over what lies at `path`: its room, not its length.
-        shared_init: the storage may be sent to other processes of this host before its first write. Whoever writes
-            first allocates; all write and read the same rows.
+        existsok: take over what is at `path`: its space, not its length.
+        shared_init: the storage may be sent to other processes of this host before its first write. The process that
+            writes first allocates the rows; all write and read the same ones.
         auto_cleanup: remove the rows when the storage is garbage collected, or this process ends. Default: whether
             they are temporary.
-        on_mismatch: what data with other keys or dtypes does. "raise" refuses it; "peer" leaves out unexpected keys,
-            keeps the old values of missing ones, and casts.
+        on_mismatch: what happens to data with other keys or dtypes. "raise" refuses it; "peer" leaves out unexpected
+            keys, keeps the old values of missing ones, and casts.
         compilable: no effect; accepted for callers of torchrl.
-        consolidated: have all tensors in one buffer (tensors in the memory, or on a device).
+        consolidated: keep all tensors in one buffer (tensors in memory, or on a device).
         init_timeout: seconds that a reader of a shared storage waits for the first write.
-        write_buffer: for places that are slow to reach: all rows are in memory too, and new ones go to the place in
-            one commit as soon as so many wait, at `flush`, at a checkpoint, and at the end.
+        write_buffer: for places that are slow to reach: all rows are in memory too, and new ones go to the place in one
+            commit as soon as this many wait, at `flush`, at a checkpoint, and at the end.
         **options: of the backend.
 
     Raises:
@@ -167,11 +167,11 @@ class LazyStorage(TabularStorage):
         Args:
             place: path or URL.
             mode: "r+" to go on writing; "r" to read only.
-            storage: name of the backend, where the place does not tell.
+            storage: name of the backend, if the place does not determine it.
             write_buffer, **options: as the constructor's.
 
         Raises:
-            StoreNotFoundError: nothing is there. ValueError: something is there that no storage wrote.
+            StoreNotFoundError: nothing is there. ValueError: what is there was not written by a storage.
             CorruptStoreError: damaged.
 
         Example:
@@ -199,14 +199,14 @@ class LazyStorage(TabularStorage):
 
     @property
     def place(self) -> str:
-        """Path or URL of the rows; in the memory, what they are in."""
+        """Path or URL of the rows; for rows in memory, what they are in."""
         return self._place.text
 
     @property
     def others_write(self) -> bool:
         """Whether other processes write the rows too, and their writes are visible here.
 
-        So it is with `shared_init=True`, and where live rows (memmap, shared) are opened with mode "r".
+        This is the case with `shared_init=True`, and if live rows (memmap, shared) are opened with mode "r".
         """
         return self.shared_init or (self._mode == "r" and isinstance(self._table, LiveTable))
 
@@ -217,7 +217,7 @@ class LazyStorage(TabularStorage):
 
     @property
     def storage_name(self) -> str | None:
-        """Name of the backend; None for tensors in the memory."""
+        """Name of the backend; None for tensors in memory."""
         return self._place.storage
 
     def _uses(self, table: Table, structure: Structure) -> None:
@@ -314,7 +314,7 @@ class LazyStorage(TabularStorage):
                 self._uses(checkpoints.with_columns(table, structure, self.ndim, self._state), structure)
 
     _may_change: ClassVar[bool] = True
-    """Whether another table may take the place of the one that is there."""
+    """Whether another table may take the place of the existing one."""
 
     # -- several processes ------------------------------------------------------------------------
     def _alone(self) -> AbstractContextManager[Any]:
@@ -404,7 +404,7 @@ class LazyStorage(TabularStorage):
                 self._table.flush()
 
     def close(self) -> None:
-        """Commit, and let go of the rows; reading and writing fail after it."""
+        """Commit, and release the rows; reading and writing fail after that."""
         with self._lock:
             if self._table is not None:
                 self._table.close()
@@ -412,7 +412,7 @@ class LazyStorage(TabularStorage):
             self._removed = True
 
     def cleanup(self) -> bool:
-        """Remove the rows from their place; whether there was something to remove. Later reads and writes fail."""
+        """Remove the rows from their place; return whether there were any. Later reads and writes fail."""
         with self._lock:
             if self._removed:
                 return False
@@ -438,8 +438,8 @@ class LazyStorage(TabularStorage):
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint: the rows, and `storage_metadata.json`.
 
-        Where the rows lie in that folder already, nothing of them is copied: they are committed, and the files stay
-        the same ones. Elsewhere the rows that were written are copied, into a folder that is complete or not there.
+        If the rows are already in that folder, nothing is copied: they are committed, and the files stay the same.
+        Otherwise the rows that were written are copied, into a folder that is complete or not there.
 
         Raises:
             RuntimeError: nothing was ever written.
@@ -449,8 +449,8 @@ class LazyStorage(TabularStorage):
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Take over a checkpoint, with its length and cursor.
 
-        Before the first write, rows are allocated for it; its capacity may be another one. Where the checkpoint lies
-        in the place of this storage, it is opened there.
+        Before the first write, rows are allocated for it; its capacity may differ. If the checkpoint is in the place of
+        this storage, it is opened there.
 
         Raises:
             RuntimeError: it has more rows than `max_size`, or rows of another structure.
@@ -458,7 +458,7 @@ class LazyStorage(TabularStorage):
         checkpoints.load(self, os.fspath(path))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all `max_size` slots as a state dict, whether rows were written, and how many.
+        """Return all `max_size` slots as a state dict, with whether rows were written, and how many.
 
         Raises:
             TypeError: rows are dicts or tuples.
@@ -493,7 +493,7 @@ class LazyStorage(TabularStorage):
 
     @property
     def _storage(self) -> Any:
-        """All slots, as storages of torchrl name them; None before the first write."""
+        """All slots, under the name that storages of torchrl use; None before the first write."""
         return self.all_slots() if self.initialized else None
 
     def flatten(self) -> LazyStorage:
@@ -521,7 +521,7 @@ class LazyMemmapStorage(LazyStorage):
 
     Args:
         max_size: number of slots.
-        scratch_dir: the folder; a temporary one by default, which is removed in the end.
+        scratch_dir: the folder; a temporary one by default, which is removed at the end.
         device, ndim, existsok, shared_init, auto_cleanup, on_mismatch, **options: as of `LazyStorage`.
         compilable: no effect; accepted for callers of torchrl.
 
@@ -565,11 +565,11 @@ class LazyTensorStorage(LazyStorage):
         device: of the tensors; "auto" is that of the first data.
         ndim, consolidated, on_mismatch: as of `LazyStorage`.
         compilable: no effect; accepted for callers of torchrl.
-        shared_init: have the rows in shared memory, where other processes of this host read and write them.
-        cleanup_memmap: remove shared rows in the end.
+        shared_init: keep the rows in shared memory, where other processes of this host read and write them.
+        cleanup_memmap: remove shared rows at the end.
 
     Raises:
-        ValueError: torch knows no such device, or this machine has none.
+        ValueError: torch knows no such device, or this machine does not have it.
 
     Example:
         >>> storage = LazyTensorStorage(100)

@@ -87,7 +87,7 @@ class ListStorage(Storage):
             set_cursor: no effect: the length is that of the list.
 
         Raises:
-            RuntimeError: a row beyond the end with a gap before it, or beyond `max_size`.
+            RuntimeError: a row is beyond the end with a gap before it, or beyond `max_size`.
         """
         with self._lock:
             if is_int(cursor):
@@ -163,7 +163,7 @@ class ListStorage(Storage):
             return row
 
     def set_counters(self, cursor: int, write_count: int) -> None:
-        """Set where the writer goes on, and how many objects it has written."""
+        """Set where the writer continues, and how many objects it has written."""
         self.filled_directly = False
         self.cursor, self.write_count = cursor, write_count
 
@@ -261,7 +261,7 @@ class ListStorage(Storage):
             self.epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the objects; of TensorDicts their state dicts."""
+        """Return the objects; for TensorDicts, their state dicts."""
         rows = [i.state_dict() if is_container(i) else _copied(i) for i in self._items]
         return {"_storage": rows}
 
@@ -285,7 +285,7 @@ class ListStorage(Storage):
         return partial(self._take_over, items)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a copy; another process cannot see a list."""
+        """Return the state for a copy; a list is not visible to another process."""
         if multiprocessing.context.get_spawning_popen() is not None:
             raise InvalidStateError(
                 f"a {type(self).__name__} is a list of this process, which others cannot see: use a LazyMemmapStorage"
@@ -361,7 +361,7 @@ def _items(data: Any) -> list[Any]:
 
 
 def _is_state(item: dict[Any, Any]) -> bool:
-    """Check whether a dict is the state dict of a TensorDict, of today or of earlier releases."""
+    """Check whether a dict is the state dict of a TensorDict, of this release or of an earlier one."""
     return "__batch_size" in item or "batch_size" in getattr(item, "_metadata", {}).get("", ())
 
 

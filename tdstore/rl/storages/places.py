@@ -55,7 +55,7 @@ VERSION = 1
 
 
 class Place(NamedTuple):
-    """A backend and a location; both None: the memory, or another device."""
+    """A backend and a location; both None: memory, or another device."""
 
     storage: str | None
     location: str | None
@@ -68,7 +68,7 @@ class Place(NamedTuple):
 
 
 def find_place(storage: Any, path: Any, options: Mapping[str, Any]) -> tuple[Place, torch.device]:
-    """Find the place that `storage=` and `path=` mean, and the device of tensors that are in no store.
+    """Find the place that `storage=` and `path=` specify, and the device of tensors that are in no store.
 
     Raises:
         UnknownBackendError: no backend has that name. OptionError: a path for tensors in memory.
@@ -93,7 +93,7 @@ def find_place(storage: Any, path: Any, options: Mapping[str, Any]) -> tuple[Pla
 
 
 def device_of(asked: Any, default: torch.device, *, in_memory: bool) -> torch.device:
-    """Return the device that `device=` means.
+    """Return the device that `device=` specifies.
 
     Raises:
         ValueError: rows in a backend are read to the CPU; or there is no such device.
@@ -148,7 +148,7 @@ def scratch(storage: str, *, in_memory: bool = False) -> tuple[str, str]:
 
 
 def remove(folder: str, creator: int) -> bool:
-    """Remove a folder or file of rows, in the process that made it only; whether anything was removed."""
+    """Remove a folder or file of rows, only in the process that made it; return whether anything was removed."""
     if os.getpid() != creator or not os.path.lexists(folder):
         return False
     if os.path.isdir(folder) and not os.path.islink(folder):
@@ -173,7 +173,7 @@ class Cleanup:
 
     @classmethod
     def of(cls, owner: object, folder: str) -> Cleanup:
-        """Make one for a storage, and listen to SIGTERM."""
+        """Create one for a storage, and listen to SIGTERM."""
         _listen_to_sigterm()
         return cls(owner, folder)
 
@@ -182,7 +182,7 @@ class Cleanup:
         self.tables = [table]
 
     def __call__(self) -> bool:
-        """Remove the place now; whether this call removed something."""
+        """Remove the place now; return whether this call removed something."""
         before = self.removed
         self._ending()
         return self.removed and not before
@@ -210,9 +210,9 @@ def _listen_to_sigterm() -> None:
 def _guard_forks() -> None:
     """Give forked children the default action of SIGTERM: the rows are their parent's.
 
-    CPython drops the signals that reach a child before its interpreter runs again, where a handler is in Python. A
-    pool that ends while it replaces a worker would then wait for that worker without end. So the signal is blocked
-    from before the fork until the child has the default action.
+    CPython drops the signals that reach a child before its interpreter runs again, where a handler is in Python. A pool
+    that ends while it replaces a worker would then wait for that worker for ever. So the signal is blocked from before
+    the fork until the child has the default action.
     """
     masks: dict[int, set[int | signal.Signals]] = {}  # by thread: the mask before the fork
 
@@ -259,10 +259,10 @@ def make_table(
         structure: columns of a row.
         capacity: rows of the first dimension.
         ndim: dimensions of slots.
-        mode: "x" refuses a place where something is; "w" replaces it.
+        mode: "x" refuses a place where there is something; "w" replaces it.
         state: the first counters.
-        temporary: whether the rows go with this process, their only writer. Live rows that are overwritten are not
-            saved before, which doubles the speed of large writes; a kill then ends the rows at the first of them.
+        temporary: whether the rows end with this process, their only writer. Live rows that are overwritten are then
+            not saved first, which doubles the speed of large writes; after a kill, the rows end at the first of these.
 
     Raises:
         StoreExistsError: something is there.
@@ -352,7 +352,7 @@ def _product(sizes: tuple[int, ...]) -> int:
 
 
 def new_header(structure: Structure, capacity: int, ndim: int, undo: bool) -> dict[Path, Group]:
-    """Build the header: every folder of rows is a TensorDict that opens as such."""
+    """Build the header: every folder of rows is a TensorDict and opens as one."""
     lead = (capacity, *structure.inner)
     keys: dict[Path, dict[str, None]] = {(): {}}
     for column in structure.columns:
@@ -401,7 +401,7 @@ def open_table(place: Place, mode: Mode) -> Found | StoreHandle:
     back, so that all visible ones are whole.
 
     Raises:
-        StoreNotFoundError: nothing is there. CorruptStoreError: not what a storage makes.
+        StoreNotFoundError: nothing is there. CorruptStoreError: it is not what a storage makes.
         SecondWriterError: another writer has the rows, and its backend takes one at a time.
     """
     try:

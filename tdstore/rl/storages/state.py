@@ -26,15 +26,16 @@ class State(NamedTuple):
     write_count: int = 0
     """Rows that were ever written."""
     pending: int = 0
-    """Rows that a write in progress has saved for its undoing; 0 when none is in progress. Where rows are not saved:
+    """Rows that a write in progress has saved in order to undo it; 0 when none is in progress. If rows are not saved:
     -1 less the first row that the write overwrites."""
     scattered: int = 0
     """1 when rows were written at indices beyond the length, with gaps."""
     epoch: int = 0
-    """Number of writes other than of a ring: who remembers where episodes begin looks again."""
+    """Number of writes other than of a ring: whoever remembers where episodes begin must look again."""
 
     def rows_since(self, before: State | None, capacity: int) -> Ints | None:
-        """Return the rows that a ring of that capacity got between two states; None where other writes happened."""
+        """Return the rows that were written to a ring of that capacity between two states; None if there were other
+        writes."""
         if before is None or before.epoch != self.epoch or before.write_count > self.write_count:
             return None
         first = max(before.write_count, self.write_count - capacity)
@@ -46,7 +47,7 @@ def read_state(numbers: memoryview, url: str) -> State:
     """Return the valid copy.
 
     Raises:
-        CorruptStoreError: neither copy is.
+        CorruptStoreError: neither copy is valid.
     """
     valid = int(numbers[0])
     if valid not in (0, 1):
@@ -55,7 +56,7 @@ def read_state(numbers: memoryview, url: str) -> State:
 
 
 def write_state(numbers: memoryview, state: tuple[int, ...]) -> None:
-    """Fill the other copy, then make it the valid one: one store of eight bytes, which no kill divides."""
+    """Fill the other copy, then make it the valid one: one write of eight bytes, which no kill can divide."""
     other = 1 - numbers[0]
     _COPY.pack_into(numbers, 64 + 64 * other, *state)
     numbers[0] = other

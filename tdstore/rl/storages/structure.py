@@ -1,7 +1,7 @@
 """Structure of a row: its tensors and values, and the conversion of data to columns and back.
 
 Data is a TensorDict, a tensorclass, a tensor, or a dict or tuple of these. A column is one tensor of it, over all rows;
-a value that is no tensor (a string, None, a list) is a column of bytes of a fixed width.
+a value that is not a tensor (a string, None, a list) is a column of bytes of a fixed width.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from tdstore.values import JSON
 
 RESERVED = ("_replay_state", "_replay_undo")
-"""Names in a place that users cannot give to entries."""
+"""Names in a place that users may not give to entries."""
 _HEAD = 4
-"""Bytes before a value: its length, and 1, so that rows that nobody wrote read as None."""
+"""Bytes before a value: its length, and 1, so that rows that were never written read as None."""
 _TEXT, _JSON = 0x73, 0x6A
 _SMALLEST = 64
 
@@ -50,7 +50,7 @@ class Column:
     shape: tuple[int, ...]
     dtype: torch.dtype
     values: bool = False
-    """Whether rows are values that are no tensors, as bytes."""
+    """Whether rows are values that are not tensors, as bytes."""
 
     @property
     def nbytes(self) -> int:
@@ -99,7 +99,7 @@ class Collection(Node):
     """Batch dimensions after those of the rows."""
     kind: type | None = None
     name: str | None = None
-    """Name of the tensorclass, also where this process has none of that name."""
+    """Name of the tensorclass, even if this process has none of that name."""
     device: torch.device | None = None
     """The device that rows name; None: none."""
 
@@ -215,7 +215,7 @@ class Structure:
     inner: tuple[int, ...] = ()
     """Dimensions of slots after the first one."""
     device: torch.device | None = None
-    """Where the tensors of the data lay that this was made of."""
+    """Where the tensors were of the data from which this was made."""
 
     @property
     def is_pytree(self) -> bool:
@@ -242,7 +242,7 @@ class Structure:
         return columns
 
     def build(self, columns: Sequence[Any], lead: Sequence[int]) -> Any:
-        """Put columns together; those of values are tensors of bytes."""
+        """Build data from columns; those of values are tensors of bytes."""
         if isinstance(self.root, int):
             return columns[0]
         size = tuple(lead)
@@ -254,7 +254,7 @@ class Structure:
 
     @property
     def has_values(self) -> bool:
-        """Whether any column is of values that are no tensors."""
+        """Whether any column is of values that are not tensors."""
         for column in self.columns:  # noqa: SIM110  a generator takes three times as long, at each sample
             if column.values:
                 return True
@@ -281,12 +281,12 @@ class Structure:
                 found += [part for part in node.parts if isinstance(part, Node)]
 
     def name_device(self, device: torch.device | None) -> None:
-        """Have rows name that device."""
+        """Make rows name that device."""
         for node in self.collections():
             node.device = device
 
     def with_more(self, other: Structure) -> Structure:
-        """Return this structure with the additional entries of another one, behind its own."""
+        """Return this structure with the additional entries of another one, after its own."""
         columns = list(self.columns)
         return Structure(_joined(self.root, other.root, columns, other.columns), columns, self.inner)
 
@@ -381,7 +381,8 @@ def structure_of(data: Any, lead: int, inner: Sequence[int] = ()) -> Structure:
     """Return the structure of the rows of data whose first `lead` dimensions are slots.
 
     Raises:
-        TypeError: no TensorDict, tensor, or dict or tuple of these. ValueError: an entry has a reserved name.
+        TypeError: it is not a TensorDict, a tensor, or a dict or tuple of these. ValueError: an entry has a reserved
+            name.
         BatchSizeError: a tensor has fewer dimensions than the slots.
     """
     found = Structure(0, [], tuple(inner))
@@ -396,7 +397,7 @@ def check_lengths(structure: Structure, data: Any, lead: Sequence[int]) -> None:
     """Check that all tensors of data have the same leading dimensions.
 
     Raises:
-        BatchSizeError: one has others.
+        BatchSizeError: one has different ones.
     """
     for column, value in zip(structure.columns, structure.take(data), strict=True):
         if not column.values and tuple(torch.as_tensor(value).shape[: len(lead)]) != tuple(lead):
@@ -406,7 +407,7 @@ def check_lengths(structure: Structure, data: Any, lead: Sequence[int]) -> None:
 
 
 def _device_in(data: Any) -> torch.device | None:
-    """Return the device that data names, or that of its first tensor."""
+    """Return the device that data names, or the device of its first tensor."""
     if getattr(data, "device", None) is not None:
         return torch.device(data.device)
     values = data if isinstance(data, tuple) else data.values() if hasattr(data, "values") else ()

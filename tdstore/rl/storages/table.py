@@ -1,7 +1,7 @@
-"""Rows of columns, and the counters beside them: in the memory, on a device, in live leaves of a store, or in a store.
+"""Rows of columns, and the counters beside them: in memory, on a device, in live leaves of a store, or in a store.
 
-A table knows slots and columns. A write of rows that are visible already first saves the old ones, where the table
-outlives the process: whoever opens it after a kill puts them back (`undo`).
+A table knows slots and columns. If the table outlives the process, a write of rows that are already visible first saves
+the old ones: whoever opens it after a kill puts them back (`undo`).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ UNDO: Path = ("_replay_undo", "data")
 UNDO_BYTES = 2 << 20
 """Room for rows that are being overwritten; a write of more of them is done in parts."""
 FIRST_UNDO_BYTES = 1 << 20
-"""The same, of places whose header does not tell the number of rows."""
+"""The same, for places whose header does not state the number of rows."""
 _AHEAD = 1 << 20
 """Bytes that are taken from the disk at once when rows are first written."""
 _LARGE = 256 << 10
-"""Bytes of a column from which on the pages of its file are made by their mapping."""
+"""Bytes of a column from which on the pages of its file are created by mapping them."""
 
 _BRIEF = 1 << 20
 """Fewer bytes are copied without letting other threads run meanwhile, which takes longer than a short copy."""
@@ -62,7 +62,7 @@ def dense(value: Any, column: Column) -> Tensor:
     """Return the value of an entry as a tensor whose rows can be copied into a column of tensors.
 
     Raises:
-        TypeError: it is no number, no array and no dense tensor with data.
+        TypeError: it is neither a number, nor an array, nor a dense tensor with data.
     """
     where, held = path_text(column.path) if column.path else "the data", dtype_name(column.dtype)
     if not isinstance(value, Tensor):
@@ -85,10 +85,10 @@ def dense(value: Any, column: Column) -> Tensor:
 
 
 def fitting(value: Any, column: Column, shape: tuple[int, ...], *, lenient: bool) -> Tensor:
-    """Return the value of an entry as a tensor that a column takes.
+    """Return the value of an entry as a tensor that a column accepts.
 
     Raises:
-        TypeError: it is no dense tensor, or its dtype does not fit. RuntimeError: it has another shape.
+        TypeError: it is not a dense tensor, or its dtype does not fit. RuntimeError: it has another shape.
     """
     received = fitting_dtype(dense(value, column), column, lenient=lenient)
     if received.shape != shape:
@@ -116,7 +116,7 @@ class Block(Sequence[Any]):
 
     Args:
         values: the tensors.
-        addresses: of the first row of each.
+        addresses: the address of the first row of each.
         rows: those of the tensors that the block has; None: all.
     """
 
@@ -154,9 +154,9 @@ class Table(ABC):
     durable = False
     """Whether rows outlive this process, so that what is overwritten is saved first."""
     by_request = False
-    """Whether each write is a request to a store, and no write in memory."""
+    """Whether each write is a request to a store, not a write in memory."""
     publish: Callable[[], None] | None = None
-    """Commits a place that is new, with its first rows; None where it was committed."""
+    """Commits a new place with its first rows; None once it was committed."""
 
     def check_writable(self) -> None:
         """Raise ReadOnlyError if the rows are in a store that was opened for reading only."""
@@ -212,10 +212,10 @@ class Table(ABC):
         """Make what was written visible to others, and durable where the backend is."""
 
     def close(self) -> None:
-        """Let go of the rows."""
+        """Release the rows."""
 
     def abandon(self) -> None:
-        """Let go of a place whose first rows were not committed: it is as it was before."""
+        """Release a place whose first rows were not committed: it is as it was before."""
         self.close()
 
 
@@ -238,8 +238,8 @@ def _padded(nbytes: int) -> int:
 class ArrayTable(Table):
     """Columns that are tensors of the CPU: of this process, or live leaves of a store.
 
-    All work is numpy's on the memory of the tensors: a write of one row is a copy of a few bytes, for which torch
-    takes several times as long, and a gather of rows is one copy of each.
+    All work is numpy's on the memory of the tensors: a write of one row is a copy of a few bytes, for which torch takes
+    several times as long, and a gather of rows is one copy per row.
     """
 
     def __init__(
@@ -503,7 +503,7 @@ class LiveTable(ArrayTable):
             super().take_back(saved=saved)
 
     def _touch(self) -> None:
-        """Notify the store that its leaves change: it looks at torch's versions of them, which numpy leaves alone."""
+        """Notify the store that its leaves change: it checks torch's versions of them, which numpy does not change."""
         self.handle.check_writable()
         store = self.handle.store
         # Room on the disk for the leaves that are always written, and the beginning of a session. It is taken first:
@@ -562,8 +562,8 @@ class LiveTable(ArrayTable):
     def _write_new(self, rows: slice, values: Block) -> None:
         """Write rows of files for the first time, through memory.
 
-        The system then keeps the file in pages of 4 KiB. It keeps what is written by calls in larger pieces, of which
-        each costs several times as long when it is changed after the system has written it to the disk.
+        The system then keeps the file in pages of 4 KiB. It keeps what is written by system calls in larger pieces,
+        each of which takes several times as long when it is changed after the system has written it to disk.
         """
         for tensor in self.tensors:
             reserve(tensor[rows])
@@ -583,7 +583,7 @@ class LiveTable(ArrayTable):
             self._touched = False
 
     def close(self) -> None:
-        """Commit, and let go of the leaves."""
+        """Commit, and release the leaves."""
         self.handle.close()
 
 

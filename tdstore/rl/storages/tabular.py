@@ -165,7 +165,7 @@ class TabularStorage(Storage):
 
     @property
     def by_request(self) -> bool:
-        """Whether each write is a request to a store, and no write in memory."""
+        """Whether each write is a request to a store, not a write in memory."""
         return self._table is not None and self._table.by_request
 
     @property
@@ -184,7 +184,7 @@ class TabularStorage(Storage):
             self._known = state
 
     def set_counters(self, cursor: int, write_count: int) -> None:
-        """Set where the writer goes on, and how many rows it has written."""
+        """Set where the writer continues, and how many rows it has written."""
         with self._alone():
             self.filled_directly = False
             if self._table is not None:
@@ -199,7 +199,7 @@ class TabularStorage(Storage):
 
     # -- data in ---------------------------------------------------------------------------------
     def check_rows(self, data: Any) -> None:
-        """Check that `append` takes rows, without writing them. Columns of strings are widened for longer ones."""
+        """Check that `append` accepts rows, without writing them. Columns of strings are widened for longer ones."""
         with self._alone():
             lead = leading(data, self.ndim)
             if self._table is None:
@@ -302,12 +302,13 @@ class TabularStorage(Storage):
 
     # -- a ring ------------------------------------------------------------------------------------
     def append(self, data: Any) -> Ints:
-        """Write rows at the cursor, which wraps at the capacity, and move the cursor behind them.
+        """Write rows at the cursor, which wraps at the capacity, and move the cursor past them.
 
-        The rows, the length and the cursor change together: a process that is killed meanwhile leaves either.
+        The rows, the length and the cursor change together: a process that is killed during this leaves the old state
+        or the new one.
 
         Args:
-            data: rows along the first dimension. Of more than fit, the last ones are kept.
+            data: rows along the first dimension. If there are more than fit, the last ones are kept.
 
         Returns:
             The rows of the first dimension that were written, int64.
@@ -325,7 +326,7 @@ class TabularStorage(Storage):
                 raise
 
     def append_one(self, data: Any) -> int:
-        """Write one row at the cursor, and move the cursor behind it; return its number."""
+        """Write one row at the cursor, and move the cursor past it; return its number."""
         with self._alone():
             fresh = self._table is None
             try:
@@ -367,17 +368,17 @@ class TabularStorage(Storage):
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Write rows at an int, a slice, a range, a list or a tensor of rows.
 
-        All is checked before anything is written. A row that is named twice gets the last value.
+        Everything is checked before anything is written. A row that is named twice gets the last value.
 
         Args:
             cursor: rows of the first dimension; an int means that `data` is one row. Negative ones count from the
                 length. With several dimensions of slots a tuple of as many indices names slots.
             data: rows, or a list of separate items.
-            set_cursor: whether the length and the cursor follow.
+            set_cursor: whether the length and the cursor are updated.
 
         Raises:
-            IndexError: beyond `max_size`. KeyError: other keys. TypeError: a cast that would cut values.
-            RuntimeError: another shape.
+            IndexError: a row is beyond `max_size`. KeyError: the keys differ. TypeError: a cast would cut values.
+                RuntimeError: the shape differs.
         """
         if isinstance(data, list):
             data = stacked(data)
@@ -434,7 +435,7 @@ class TabularStorage(Storage):
         self.filled_directly = self.filled_directly or set_cursor
 
     def _in_parts(self, table: Table, rows: Rows, values: Sequence[Any], state: State, after: State) -> None:
-        """Write rows of any place, no more at once than can be undone."""
+        """Write any rows, no more at once than can be undone."""
         n, step = count_of(rows), table.undo_rows if table.durable else count_of(rows)
         for start in range(0, n, step):
             stop = min(n, start + step)
@@ -474,7 +475,7 @@ class TabularStorage(Storage):
         return -(-self.max_size // max(1, math.prod(inner)))
 
     def _set_slots(self, index: Any, data: Any) -> None:
-        """Write single slots of several dimensions: their rows are read, changed and written."""
+        """Write individual slots of several dimensions: their rows are read, changed and written."""
         table = self._ready()
         if isinstance(index, Tensor):
             index = tuple(index.unbind(-1))
@@ -528,7 +529,7 @@ class TabularStorage(Storage):
             return self._structure.build(self._ready().gather(slots), (len(slots),))
 
     def column(self, key: Any, slots: Ints) -> Tensor | None:
-        """Return copies of slots of one entry; None where there is none of that name."""
+        """Return copies of slots of one entry; None if there is none of that name."""
         path = (key,) if isinstance(key, str) else tuple(key)
         for number, column in enumerate(self._structure.columns):
             if column.path == path:

@@ -21,19 +21,19 @@ from tdstore.rl.storages.tabular import OnMismatch
 class TensorStorage(LazyTensorStorage):
     """A storage over a TensorDict, a tensorclass, a tensor, or a dict or tuple of these: full from the start.
 
-    Writes go into that data: into its tensors, or, where it lies in a backend, into its place.
+    Writes go into that data: into its tensors, or, if it is on a backend, into its place.
 
     Args:
         storage: the data.
-        max_size: number of slots; it can only be what the data has.
+        max_size: number of slots; it can only be that of the data.
         device: where the tensors are moved to; "auto" and "cpu" leave them where they are.
         ndim: number of leading dimensions of the data that are slots.
         compilable: no effect; accepted for callers of torchrl.
         on_mismatch: as of `LazyStorage`.
 
     Raises:
-        ValueError: the data has no rows or is not contiguous, or `max_size` is another number.
-        TypeError: the data has values that are no tensors.
+        ValueError: the data has no rows or is not contiguous, or `max_size` is a different number.
+        TypeError: the data has values that are not tensors.
 
     Example:
         >>> data = TensorDict({"obs": torch.zeros(10, 4)}, [10])
@@ -101,7 +101,7 @@ def _table_of(data: Any, structure: Structure, lead: tuple[int, ...]) -> Table:
 
 
 class ContainerTable(Table):
-    """Rows of a TensorDict in a backend."""
+    """Rows of a TensorDict on a backend."""
 
     def __init__(self, td: PersistentTensorDict, structure: Structure, lead: tuple[int, ...]) -> None:
         super().__init__(structure.columns, lead[0], lead[1:])
@@ -118,7 +118,7 @@ class ContainerTable(Table):
         self._state = state
 
     def write(self, rows: Rows, values: Sequence[Any]) -> None:
-        """Write rows into the backend."""
+        """Write rows to the backend."""
         index = rows if isinstance(rows, slice) else torch.from_numpy(rows)
         count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         self.td[index] = self.structure.build([value.reshape(count, *value.shape[1:]) for value in values], (count,))

@@ -1,4 +1,4 @@
-"""Search trees: a node with all below it, forests that grow from rollouts, and the scores of a search."""
+"""Search trees: a node with everything below it, forests that grow from rollouts, and the scores of a search."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ from tdstore.errors import InvalidArgumentError
 from tdstore.rl.trees.maps import DataMap, NodeMap
 
 SPARE = 10_000
-"""Copies of nodes that loops may cost, beside ten for each step."""
+"""Copies of nodes that loops may cost, in addition to ten for each step."""
 
 
 @dataclasses.dataclass(slots=True)
 class Plan:
-    """A node of a tree that is not made yet."""
+    """A node of a tree that has not been made yet."""
 
     rows: list[int]
     """The rows of the steps from the branching point of the parent."""
@@ -35,8 +35,8 @@ class Planner:
     """Planner of the tree below one observation.
 
     The tree below a node depends on the observations on the path to it, as far as they can be reached again: those of
-    its own strongly connected component. So nodes are shared by paths that agree in these, which in a graph without
-    loops are all paths.
+    its own strongly connected component. So nodes are shared by paths that agree in these; in a graph without loops,
+    all paths do.
     """
 
     def __init__(self, data: DataMap, nodes: NodeMap, root: int, max_depth: int | None, compact: bool) -> None:

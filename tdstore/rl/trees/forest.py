@@ -38,23 +38,23 @@ class MCTSForest:
     """Steps of rollouts, joined into trees where they pass the same observation.
 
     Each step, a pair of observation and action, is stored once, in a `LazyStorage` on any backend. Rollouts of batch
-    size `[T]` have the entries `observation`, `action` and `("next", "observation")`, or those that the keys say.
+    size `[T]` have the entries `observation`, `action` and `("next", "observation")`, or those that the keys name.
 
     Args:
         data_map: where steps are stored; default: a new `DataMap` of `max_size` steps.
         node_map: what is known of observations; default: a new `NodeMap`.
-        max_size: the number of steps that there is room for, default 1000.
+        max_size: the number of steps for which there is room, default 1000.
         done_keys: the entries of `next` that end an episode.
         reward_keys: the entries of `next` that are rewards.
-        observation_keys: the entries, also in `next`, by which a node is known.
-        action_keys: the entries by which the steps that leave a node are known.
+        observation_keys: the entries, also in `next`, that identify a node.
+        action_keys: the entries that identify the steps that leave a node.
         excluded_keys: entries that are not stored.
         consolidated: whether the steps are stored in one buffer, in memory.
         storage: where steps are stored: None for memory, a device, the name of a backend, or a URL.
         path: the place, for a backend that is named.
 
     Raises:
-        ValueError: `max_size` or `storage` beside `data_map`, or keys that are none; the argument is named.
+        ValueError: `max_size` or `storage` together with `data_map`, or keys that are not keys; the argument is named.
 
     Example:
         >>> def rollout(states, actions):
@@ -120,12 +120,12 @@ class MCTSForest:
 
     @property
     def observation_keys(self) -> list[Key]:
-        """The entries by which a node is known."""
+        """The entries that identify a node."""
         return self._of("observation_keys")
 
     @property
     def action_keys(self) -> list[Key]:
-        """The entries by which the steps that leave a node are known."""
+        """The entries that identify the steps that leave a node."""
         return self._of("action_keys")
 
     @property
@@ -139,7 +139,7 @@ class MCTSForest:
         return self.data_map.max_size
 
     def get_keys_from_env(self, env: Any) -> None:
-        """Take keys that the constructor did not get from an environment: its `*_keys`, or the keys of its `*_spec`."""
+        """Take keys that the constructor did not get from the `*_keys` of an environment, or from its `*_spec`."""
         for name in ("done_keys", "reward_keys", "observation_keys", "action_keys"):
             if name in self._keys:
                 continue
@@ -162,8 +162,8 @@ class MCTSForest:
             return_node: return the tree of the first step.
 
         Raises:
-            KeyError: an entry is missing. IndexError: there is no room. TypeError: no TensorDict.
-                Nothing is added then.
+            KeyError: an entry is missing. IndexError: there is no room. TypeError: not a TensorDict. Nothing is added
+                then.
         """
         check_collection("a rollout", rollout)
         if not len(rollout.batch_size):
@@ -220,12 +220,12 @@ class MCTSForest:
             root: a TensorDict of batch size `[]` with the observation.
             max_depth: nodes deeper than this have no children; 0 is the root, so there are `max_depth + 1` levels of
                 children. Default: all.
-            compact: whether nodes with a single child are merged with it; else there is a node for each step. The
-                root takes the first step with it, if there is only one.
+            compact: whether nodes with a single child are merged with it; otherwise there is a node for each step. If
+                there is only one first step, it is merged into the root.
 
         Raises:
             KeyError: no step leaves this observation. ValueError: `max_depth` is negative, or loops of observations
-                make more paths than can be listed; `max_depth` limits them. TypeError: `root` is no TensorDict.
+                make more paths than can be listed; `max_depth` limits them. TypeError: `root` is not a TensorDict.
         """
         if max_depth is not None and (not isinstance(max_depth, int) or max_depth < 0):
             raise InvalidArgumentError(f"max_depth is a number of levels, 0 or more, not {max_depth!r}")
@@ -291,7 +291,7 @@ class MCTSForest:
         )
 
     def loads(self, path: str | os.PathLike[str], **options: Any) -> None:
-        """Replace the contents of this forest by those that `dumps` saved.
+        """Replace the contents of this forest with those that `dumps` saved.
 
         Args:
             path: a path or URL.

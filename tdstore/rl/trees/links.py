@@ -1,7 +1,7 @@
 """Facts of a node at run time: its parents, its keys, the table of its data.
 
-A node is a wrapper around a container, made anew at each access. So these facts are kept beside the containers, by
-identity, and vanish with them; they are never saved.
+A node is a wrapper around a container, made again at each access. So these facts are stored beside the containers, by
+identity, and disappear with them; they are never saved.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def find(container: Any) -> Links | None:
 
 
 def make(container: Any) -> Links:
-    """Return the facts of a container, which are created where it has none."""
+    """Return the facts of a container; they are created if it has none."""
     links = find(container)
     if links is None:
         key = id(container)
@@ -58,7 +58,7 @@ def adopt(parent: Any, children: list[Any]) -> None:
 
 
 def disown(parent: Any, children: list[Any]) -> None:
-    """Record that a container is no parent of others any more."""
+    """Record that a container is no longer a parent of others."""
     for child in children:
         if (links := find(child)) is not None:
             links.parents = [ref for ref in links.parents if ref() is not None and ref() is not parent]

@@ -38,7 +38,7 @@ def row_hashes(data: Any, keys: Sequence[Key]) -> list[int]:
         keys: the entries; their order does not matter.
 
     Raises:
-        KeyError: an entry is not there.
+        KeyError: an entry is missing.
     """
     count = data.batch_size[0]
     hashes = [hashlib.blake2b(digest_size=8) for _ in range(count)]
@@ -76,7 +76,7 @@ class DataMap:
 
     Args:
         max_size: how many steps there may be.
-        storage: where they lie: None for memory, a device, the name of a backend, a URL; see `LazyStorage`.
+        storage: where they are: None for memory, a device, the name of a backend, a URL; see `LazyStorage`.
         path: the place, for a backend that is named.
         **options: of `LazyStorage`.
     """
@@ -224,7 +224,7 @@ def dump(data: DataMap, nodes: NodeMap, keys: dict[str, Any], path: Any, **optio
 
 
 def load(data: DataMap, nodes: NodeMap, path: Any, **options: Any) -> dict[str, Any]:
-    """Replace the contents of two maps by those that `dump` saved, and return the saved keys.
+    """Replace the contents of two maps with those that `dump` saved, and return the saved keys.
 
     Raises:
         ValueError: there is no forest. IndexError: it has more steps than there is room for. KeyError: its steps

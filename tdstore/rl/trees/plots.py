@@ -113,7 +113,7 @@ def shown_labels(places: Mapping[Path, tuple[float, int]], labels: Mapping[Path,
 
 
 def label_width(text: str) -> float:
-    """Return the pixels that a label takes, at most."""
+    """Return the most pixels that a label takes."""
     return max(map(len, text.split("<br>"))) * _LETTER + _LETTER
 
 

@@ -18,7 +18,7 @@ def full_spec(specs: Any, kind: str) -> Any:
     """Look up `full_{kind}_spec`, in a mapping, a nested one, or an object with attributes.
 
     Raises:
-        KeyError: the specification is not there.
+        KeyError: the specification is missing.
     """
     if specs is None:
         return None

@@ -176,7 +176,7 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         return self._renew(self.to_table().consolidate(*args, **kwargs))
 
     def load_(self, prefix: Any, *args: Any, **kwargs: Any) -> Self:
-        """Replace this tree by a stored one."""
+        """Replace this tree with a stored one."""
         found: Any = type(self).load(prefix, *args, **kwargs)
         return self._become(found)
 
@@ -197,7 +197,7 @@ class StoredTree(tdstore.TensorClass, nocast=True):
             message: make the commit a version, as `TensorDict.commit` does.
 
         Raises:
-            UnsupportedError: `message`, and the tensors are in no store, or in one without versions.
+            UnsupportedError: there is a `message`, and the tensors are in no store, or in one without versions.
         """
         if (table := self._table()) is not None:
             table.commit(message)
@@ -224,7 +224,7 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         return self.to_table().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Self:
-        """Replace this tree by that of a state dict."""
+        """Replace this tree with that of a state dict."""
         found = tdstore.TensorDict()
         found.load_state_dict(state_dict, False, **kwargs)
         return self._become(self.from_table(TreeTable.from_tensordict(found)))

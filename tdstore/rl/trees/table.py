@@ -1,7 +1,8 @@
 """The stored form of a tree: a flat table of nodes, and one of the steps between them, with row offsets.
 
-A tree is as deep as its longest path, and shares nodes; folders would be both too deep and double. So a tree is stored
-as tables whatever the backend. Nodes whose data differs in keys, shapes or dtypes are in tables of their own.
+A tree is as deep as its longest path, and shares nodes; nested folders would be too deep, and shared nodes would be
+stored twice. So a tree is stored as tables on every backend. Nodes whose data differs in keys, shapes or dtypes are in
+tables of their own.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class TreeTable(tdstore.TensorClass):
     """Tree as tables; opening one returns the tree.
 
     Args:
-        nodes: for each group of nodes with like data, in the order of breadth-first search, a TensorDict of batch size
-            `[n]`: `count`, `wins`, `hash`, `node_id`, and `node_data`.
-        rollouts: for each group of steps with like data, a TensorDict of batch size `[steps]`.
+        nodes: for each group of nodes with similar data, in the order of breadth-first search, a TensorDict of batch
+            size `[n]`: `count`, `wins`, `hash`, `node_id`, and `node_data`.
+        rollouts: for each group of steps with similar data, a TensorDict of batch size `[steps]`.
         places: int64 `[N, 2]`, for each node its group in `nodes` and its row there.
         steps: int64 `[N, 3]`, for each node the group in `rollouts`, the first row and the number of rows; the group is
             -1 where there are none.
@@ -66,7 +67,7 @@ class _Group:
 
 
 class _Groups:
-    """Groups by signature, in the order in which they were met."""
+    """Groups by signature, in the order in which they were found."""
 
     def __init__(self) -> None:
         self._found: dict[Any, _Group] = {}
@@ -191,7 +192,7 @@ def _kind(name: str, value: Any) -> str:
 
 
 def _signature(td: Any, rows: int) -> Any:
-    """Return the facts that the records of one table share: keys, shapes behind the first `rows` dimensions, dtypes."""
+    """Return the facts that the records of one table share: keys, shapes after the first `rows` dimensions, dtypes."""
     found = []
     for key, value in td.items(include_nested=True, leaves_only=True):
         plain = isinstance(value, Tensor)

@@ -1,4 +1,4 @@
-"""`Tree`, a node and all below it: its properties, paths, vertices, rollouts, best child and back-propagation."""
+"""`Tree`, a node and all nodes below it: properties, paths, vertices, rollouts, best child and back-propagation."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Tree(StoredTree, nocast=True):
     Several nodes may share a child.
 
     A tree is saved as flat tables, on any backend, by the methods of a TensorDict (`save`, `memmap`, `to_h5`,
-    `state_dict`, pickle, ...), and `tdstore.open` gives a Tree again. Where a backend has live tensors (memmap, shared
-    memory), the tensors of the tree that comes back lie in the store, and in-place changes are seen there.
+    `state_dict`, pickle, ...), and `tdstore.open` returns a Tree again. Where a backend has live tensors (memmap,
+    shared memory), the tensors of the loaded tree are those of the store, and in-place changes are seen there.
 
     Args:
         count: the number of visits, a tensor of shape `[]` or a number.
@@ -137,7 +137,7 @@ class Tree(StoredTree, nocast=True):
 
     @property
     def _parent(self) -> Any:
-        """A weak reference to the parent, a list of them for several parents, None for none."""
+        """A weak reference to the parent, a list of them for several parents, None without one."""
         refs = links.parents(unwrap_tensorclass(self))
         return None if not refs else refs[0] if len(refs) == 1 else refs
 
@@ -154,7 +154,7 @@ class Tree(StoredTree, nocast=True):
     # -- facts of a node -------------------------------------------------------------------------
     @property
     def visits(self) -> Tensor | float | None:
-        """The number of visits, another name of `count`."""
+        """The number of visits, another name for `count`."""
         return self.count
 
     @visits.setter
@@ -282,10 +282,10 @@ class Tree(StoredTree, nocast=True):
                 has none, and the node gets one child, made of the last `next`.
             device: of the counters; default: that of `data`.
             batch_size: of the node; default: `[]`.
-            specs: the specifications that the node gets.
+            specs: the specifications of the node.
 
         Raises:
-            TypeError: `data` is no TensorDict.
+            TypeError: `data` is not a TensorDict.
         """
         check_collection("the data of a node", data)
         rest = [key for key in ("action", "next") if data.get(key, None) is not None]
@@ -408,7 +408,7 @@ class Tree(StoredTree, nocast=True):
         """Check whether there is a child for each action: `env.cardinality(node_data)`, or the number `env`.
 
         Raises:
-            TypeError: `env` is no number and has no `cardinality`.
+            TypeError: `env` is not a number and has no `cardinality`.
         """
         if not isinstance(env, int) and not hasattr(env, "cardinality"):
             raise InvalidTypeError(f"env is a number of actions, or has cardinality(), not {type(env).__name__}")
@@ -420,7 +420,7 @@ class Tree(StoredTree, nocast=True):
         """Return the child with the highest score; of several such children, the first.
 
         Args:
-            score_fn: gives a score `[n_children]` for a node; default: `UCBScore()`.
+            score_fn: returns the scores `[n_children]` of the children of a node; default: `UCBScore()`.
 
         Raises:
             ValueError: the node has no children, or not one score for each.
@@ -448,11 +448,11 @@ class Tree(StoredTree, nocast=True):
         Args:
             path: the numbers of children, from this node on.
             value: the value at the end of the path.
-            discount: what the value is multiplied by for each step towards the root: -1 for two players in turn.
+            discount: the factor of the value for each step towards the root: -1 for two players who take turns.
 
         Raises:
-            IndexError: a node on the path has no such child. TypeError: the value is no number. ValueError: it has
-                another shape than `wins`. Nothing is changed then.
+            IndexError: a node on the path has no such child. TypeError: the value is not a number. ValueError: its
+                shape differs from that of `wins`. Nothing is changed then.
         """
         if not isinstance(value, (int, float, Tensor)):
             raise InvalidTypeError(f"value is a number or a tensor, not {type(value).__name__}")
@@ -469,7 +469,7 @@ class Tree(StoredTree, nocast=True):
         """Return one line for each node that has a rollout, depth first, indented, with its path.
 
         Args:
-            node_format_fn: gives what is shown of a node; default: its `node_data` as a dict.
+            node_format_fn: returns what is shown of a node; default: its `node_data` as a dict.
         """
         show = node_format_fn or (lambda node: None if node.node_data is None else node.node_data.to_dict())
         lines = []
@@ -493,7 +493,7 @@ class Tree(StoredTree, nocast=True):
             backend: "plotly".
             figure: "tree": nodes and lines; "box": a treemap, the area of a node being its number of visits.
             info: names of attributes shown when the pointer is over a node; default: id, visits and wins.
-            make_labels: gives the label of a node; default: its action and visits.
+            make_labels: returns the label of a node; default: its action and visits.
             show: open the figure in a browser or notebook too.
 
         Raises:
@@ -529,7 +529,7 @@ def _stable(stack: Tree) -> Tree:
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Stack values of the nodes of a stack: one tensor where they are alike, else a list."""
+    """Stack values of the nodes of a stack: one tensor if they are alike, else a list."""
     if any(value is None for value in values) or len({getattr(value, "shape", None) for value in values}) > 1:
         return values
     return torch.stack(values)
