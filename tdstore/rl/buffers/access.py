@@ -1,7 +1,7 @@
-"""Rows of a buffer by their index, and entries that are set in place.
+"""Rows of a buffer by index, and entries that are set in place.
 
-The rows of a buffer may lie along another dimension than the first: a batch of environments, each over time. The
-storage has the rows first. Data that is written, and what a buffer gives by index, have the caller's order.
+The rows of a buffer may be along a dimension other than the first: a batch of environments, each over time. The storage
+has the rows first. Data that is written, and data that a buffer returns by index, has the caller's order.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class RowAccess(ABC):
         """Set entries of all rows, all of them or none, and return the buffer.
 
         Args:
-            data: a TensorDict of as many rows, or a dict.
+            data: a TensorDict with the same number of rows, or a dict.
             clone: no effect, as values are copied.
-            keys_to_update: only these entries, and what is in them; default: all of `data`.
+            keys_to_update: only these entries, and everything in them; default: all of `data`.
 
         Raises:
             KeyError: no such entry. RuntimeError: a value has another shape.
@@ -114,7 +114,7 @@ class RowAccess(ABC):
 
         Args:
             data: the rows.
-            end: how many they are; default: as many as `data` has.
+            end: how many rows; default: as many as `data` has.
 
         Raises:
             RuntimeError: `data` has another number of rows. IndexError: there are fewer rows in the buffer.
@@ -134,7 +134,7 @@ def rows_first(data: Any, dim: int) -> Any:
 
 
 def _read(storage: Any, index: Any, dim: int) -> Any:
-    """Return `data[index]` of all data, in the caller's order of dimensions. Only rows that it names are read."""
+    """Return `data[index]` of all data, in the caller's order of dimensions. Only the rows that it names are read."""
     rows, index = _narrowed(index, dim)
     return _each(storage.get(rows), lambda part: part.transpose(0, dim)[index])
 

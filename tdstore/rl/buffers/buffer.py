@@ -48,7 +48,7 @@ from tdstore.rl.storages.tabular import TabularStorage, is_collection
 T = TypeVar("T")
 
 _DELAYED = threading.RLock()
-"""Held while the parts of a buffer are made at its first use."""
+"""Held while the parts of a buffer are created at its first use."""
 
 
 class ReplayBuffer(RowAccess, Resumable):
@@ -57,30 +57,30 @@ class ReplayBuffer(RowAccess, Resumable):
     One lock guards rows, writer and sampler, so threads may extend and sample at the same time.
 
     Args:
-        storage: where rows are; a `Storage`, or a function that makes one. Default: `ListStorage(1000)`.
+        storage: where rows are; a `Storage`, or a function that creates one. Default: `ListStorage(1000)`.
         sampler: which rows a batch has. Default: `RandomSampler()`.
         writer: which slots new rows go to. Default: `RoundRobinWriter()`.
-        collate_fn: makes a batch of what the storage gives. Default: a list is stacked, all else is the batch.
+        collate_fn: makes a batch of what the storage returns. Default: a list is stacked, anything else is the batch.
         pin_memory: whether batches are pinned, for a faster way to a CUDA device.
         prefetch: number of batches prepared in threads ahead of `sample()`; they lack what is written later.
-        transform: called with each batch; gives what `sample` returns. torchrl's transforms are called with its
+        transform: called with each batch; returns the result of `sample`. torchrl's transforms are called with its
             TensorDicts.
-        transform_factory: makes the transform instead.
+        transform_factory: creates the transform instead.
         batch_size: of `sample()` without one, and of iteration.
         dim_extend: dimension of the incoming data that indexes rows; by default the last of the storage's `ndim`,
             which is time in a collector's output. Rows by index have the dimensions of the data,
             samples those of a row.
         checkpointer: writes and reads the rows of checkpoints, by `dumps(storage, path)` and `loads(storage, path)`; or
-            a function that makes one. Default: the storage itself.
+            a function that creates one. Default: the storage itself.
         generator: draws all random numbers.
-        consume_after_n_samples: sample each row so many times, as `ConsumingSampler` does.
-        delayed_init: make the parts at the first use of the buffer, in the process that uses it. Default: if there is a
-            `transform_factory`.
+        consume_after_n_samples: sample each row this many times, as `ConsumingSampler` does.
+        delayed_init: create the parts at the first use of the buffer, in the process that uses it. Default: if there is
+            a `transform_factory`.
         shared, compilable: no effect; accepted for callers of torchrl.
         **unsupported: other arguments of torchrl's buffers; any value other than the default is refused.
 
     Raises:
-        ValueError: an argument is out of its range. TypeError: an argument is no such part, or is not supported.
+        ValueError: an argument is out of its range. TypeError: an argument is not such a part, or is not supported.
 
     Example:
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
@@ -157,7 +157,7 @@ class ReplayBuffer(RowAccess, Resumable):
             self._sampler.extend(torch.arange(len(self._storage)), storage=storage_for(self._sampler, self._storage))
 
     def __getattr__(self, name: str) -> Any:
-        """Make the parts, where that was delayed: called for attributes that are not there."""
+        """Create the parts, if that was delayed: called for attributes that do not exist."""
         with _DELAYED:
             arguments = self.__dict__.pop("_delayed", None)
             if arguments is not None:
@@ -170,7 +170,7 @@ class ReplayBuffer(RowAccess, Resumable):
 
     _default_writer: Callable[[], Writer] = RoundRobinWriter
     _described = False
-    """Whether samples have entries of what the sampler says of their rows."""
+    """Whether samples have entries with what the sampler says about their rows."""
 
     # -- parts -------------------------------------------------------------------------------
     @property
@@ -205,7 +205,7 @@ class ReplayBuffer(RowAccess, Resumable):
 
     @property
     def initialized(self) -> bool:
-        """Whether the parts are there: False before the first use with `delayed_init`."""
+        """Whether the parts exist: False before the first use with `delayed_init`."""
         return "_delayed" not in self.__dict__
 
     def set_rng(self, generator: torch.Generator | None) -> None:
@@ -241,11 +241,11 @@ class ReplayBuffer(RowAccess, Resumable):
         return before
 
     def set_storage(self, storage: Any, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
-        """Keep the rows in another storage, whose rows count; return the previous one.
+        """Keep the rows in another storage, whose rows are used from now on; return the previous one.
 
         Args:
-            storage: a storage, or a function without arguments that makes one.
-            collate_fn: makes a batch of a list of rows; None for the usual way.
+            storage: a storage, or a function without arguments that creates one.
+            collate_fn: makes a batch of a list of rows; None for the default.
         """
         with self._lock:
             before: Storage = self._storage
@@ -263,7 +263,7 @@ class ReplayBuffer(RowAccess, Resumable):
         """Call a function with each batch, after those before it.
 
         Args:
-            invert: call it with the data that is written instead.
+            invert: call it with the data that is written, instead.
         """
         return self.insert_transform(len(self._transforms), transform, invert=invert)
 
@@ -271,7 +271,7 @@ class ReplayBuffer(RowAccess, Resumable):
         """Insert a transform, otherwise as `append_transform`.
 
         Args:
-            index: the number of the transform to insert it before.
+            index: the number of the transform before which it is inserted.
             transform: the transform.
             invert: whether it is called before writing instead of after reading.
         """
@@ -296,14 +296,14 @@ class ReplayBuffer(RowAccess, Resumable):
         return index
 
     def _planned(self, data: Any) -> Callable[[], Tensor]:
-        """Check that rows can be written, and return the function that does so."""
+        """Check that rows can be written, and return the function that writes them."""
         incoming = self._incoming(data)
         if isinstance(self._writer, Writer):
             self._writer.check_rows(incoming)
         return partial(self._write, self._writer.extend, self._sampler.extend, incoming)
 
     def _incoming(self, data: Any) -> Any:
-        """Return rows as they are written: transformed, and along the first dimension."""
+        """Return rows in the form in which they are written: transformed, and along the first dimension."""
         if isinstance(data, list) and not data:
             raise InvalidStateError("extend needs at least one row")
         data = inverted(self._transforms, data) if self._transforms else data
@@ -340,7 +340,7 @@ class ReplayBuffer(RowAccess, Resumable):
         return index
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Set priorities of rows, for samplers that have some.
+        """Set priorities of rows, for samplers that use them.
 
         Raises:
             ValueError: a priority is negative or NaN. IndexError: an index is beyond the end.
@@ -353,10 +353,10 @@ class ReplayBuffer(RowAccess, Resumable):
                 self._sampler.update_priority(index, priority)
 
     def mark_update(self, index: Any) -> None:
-        """Take note of rows that a writer wrote: called by storages that the buffer listens to.
+        """Record rows that a writer wrote: called by storages that the buffer listens to.
 
-        Rows of another buffer over the same storage get the largest priority before the next sample. No lock is
-        taken here: two buffers that write at the same time tell each other.
+        Rows of another buffer over the same storage get the largest priority before the next sample. No lock is taken
+        here: two buffers that write at the same time notify each other.
         """
         if self._ranks and self._writing != threading.get_ident():
             self._marked.append(index)
@@ -369,10 +369,10 @@ class ReplayBuffer(RowAccess, Resumable):
             self._sampler.follow(self._storage)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forget all rows; the writer begins again.
+        """Forget all rows; the writer starts again.
 
         Args:
-            empty_write_count: whether `write_count` begins at 0 again; a `RoundRobinWriter` can keep it.
+            empty_write_count: whether `write_count` starts at 0 again; a `RoundRobinWriter` can keep it.
         """
         with self._lock:
             written = self.write_count
@@ -388,8 +388,8 @@ class ReplayBuffer(RowAccess, Resumable):
         """Read a batch of rows that the sampler chooses.
 
         Args:
-            batch_size: the number of rows; default: that of the constructor, which it replaces, with a warning.
-            return_info: whether to return a tuple of the batch and a dict, with "index" and facts of the sampler
+            batch_size: the number of rows; default: that of the constructor. It replaces that one, with a warning.
+            return_info: whether to return a tuple of the batch and a dict, with "index" and facts from the sampler,
                 such as "priority_weight".
 
         Raises:
@@ -501,10 +501,10 @@ class ReplayBuffer(RowAccess, Resumable):
             self._pending.popleft().cancel()
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches until the sampler has run out: for ever, where it draws with replacement.
+        """Yield batches until the sampler has run out: for ever, if it draws with replacement.
 
         Raises:
-            RuntimeError: the constructor got no batch size, or there is no first batch.
+            RuntimeError: the constructor was given no batch size, or there is no first batch.
         """
         if self._batch_size is None:
             raise InvalidStateError("iteration needs batch_size= in the constructor of the buffer")
@@ -528,7 +528,7 @@ class ReplayBuffer(RowAccess, Resumable):
 
     # -- rows by index -----------------------------------------------------------------------
     def __len__(self) -> int:
-        """Return the number of rows; of a `ConsumingSampler`, those that are left to sample."""
+        """Return the number of rows; with a `ConsumingSampler`, of those that are left to sample."""
         if isinstance(self._sampler, ConsumingSampler):
             return len(self._sampler.left(self._storage))
         return len(self._storage)
@@ -568,7 +568,7 @@ class ReplayBuffer(RowAccess, Resumable):
                 self._storage.flush()
 
     def close(self) -> None:
-        """Commit, stop the threads of prefetching, and let go of the rows."""
+        """Commit, stop the threads that prefetch, and release the rows."""
         with self._lock:
             self._clear_prefetched()
             pool, self._pool = self._pool, None
@@ -578,7 +578,7 @@ class ReplayBuffer(RowAccess, Resumable):
             self._storage.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process: without threads."""
+        """Return the state for another process, without threads."""
         state = self.__dict__.copy()
         for name in ("_lock", "_pool", "_pending", "_latest", "_iterator", "_marked", "_writing"):
             state.pop(name, None)

@@ -35,7 +35,7 @@ _RNG = "rng_state"
 Put = Callable[[], None]
 """Takes over what was checked."""
 Batch = tuple[Any, dict[Any, Any], bool]
-"""A prefetched batch, what the sampler says of it, and whether it ends a pass."""
+"""A prefetched batch, what the sampler says about it, and whether it ends a pass."""
 
 
 def dump_parts(
@@ -48,7 +48,7 @@ def dump_parts(
     """Write the parts of a buffer, each into a folder of its name; the metadata file comes last.
 
     Args:
-        folder: made where it is not there.
+        folder: the folder; created if it does not exist.
         parts: objects with `dumps`, by the names of their folders.
         generator: its state is written, None for none.
         pending: prefetched batches.
@@ -81,7 +81,7 @@ def _dump_batches(folder: FilePath, pending: Sequence[Future[Batch]]) -> list[An
 def rows_of_folder(storage: Any, folder: FilePath) -> tuple[int | None, Put]:
     """Check that a storage can take over a folder, and return its room after that and the function that does so.
 
-    Storages of other packages, and those with a checkpointer, are not looked at before.
+    Storages of other packages, and those with a checkpointer, are not checked first.
     """
     if isinstance(storage, LazyStorage):
         return planned_load(storage, str(folder))
@@ -91,7 +91,7 @@ def rows_of_folder(storage: Any, folder: FilePath) -> tuple[int | None, Put]:
 
 
 def position_of_folder(sampler: Any, folder: FilePath) -> Put:
-    """Try whether a sampler takes over a folder, and return the function that has it do so."""
+    """Test whether a sampler can take over a folder, and return the function that makes it do so."""
     if not folder.exists() and (folder.parent / _PICKLES_OF_TORCHRL).exists() and not sampler.state_dict():
         return _nothing  # a sampler of torchrl without a state writes no folder
     try:
@@ -107,7 +107,7 @@ def _nothing() -> None:
 
 
 def position_of_state(sampler: Any, state: Any) -> Put:
-    """Try whether a sampler takes over a state dict, and return the function that has it do so."""
+    """Test whether a sampler can take over a state dict, and return the function that makes it do so."""
     return _tried(sampler, partial(sampler.load_state_dict, state))
 
 
@@ -121,7 +121,7 @@ def _tried(sampler: Any, load: Put) -> Put:
 
 
 def cursor_of_folder(writer: Any, folder: FilePath, room: int | None) -> Put:
-    """Check that a writer can take over a folder, and return the function that has it do so."""
+    """Check that a writer can take over a folder, and return the function that makes it do so."""
     for file in sorted(folder.glob("*.json")):
         _read(file)
     if isinstance(writer, Writer):
@@ -130,14 +130,14 @@ def cursor_of_folder(writer: Any, folder: FilePath, room: int | None) -> Put:
 
 
 def cursor_of_state(writer: Any, state: Any, room: int | None) -> Put:
-    """Check that a writer can take over a state dict, and return the function that has it do so."""
+    """Check that a writer can take over a state dict, and return the function that makes it do so."""
     if isinstance(writer, Writer):
         writer.check_state(state, room)
     return partial(writer.load_state_dict, state)
 
 
 def rows_of_state(storage: Any, state: Any) -> tuple[int | None, Put]:
-    """Check that a storage can take over a state dict, and return its room and the function that has it do so."""
+    """Check that a storage can take over a state dict, and return its room and the function that makes it do so."""
     room = getattr(storage, "capacity", None)
     if isinstance(storage, LazyStorage):
         return room, planned_state(storage, state)
@@ -147,7 +147,7 @@ def rows_of_state(storage: Any, state: Any) -> tuple[int | None, Put]:
 
 
 class Resumed(NamedTuple):
-    """What a checkpoint has beside rows and positions."""
+    """What a checkpoint has in addition to rows and positions."""
 
     batch_size: int | None
     rng: Tensor | None
@@ -155,7 +155,7 @@ class Resumed(NamedTuple):
 
 
 def resumed(folder: FilePath) -> Resumed:
-    """Read what a checkpoint has beside its parts.
+    """Read what a checkpoint has in addition to its parts.
 
     Raises:
         StoreNotFoundError: there is no checkpoint. CorruptStoreError: a file of it is damaged.
@@ -222,7 +222,7 @@ class ListStorageCheckpointer(TensorStorageCheckpointer):
 
 
 class Checkpointed:
-    """A storage whose checkpoints another object writes and reads: one with `dumps(storage, path)` and `loads`."""
+    """A storage whose checkpoints another object writes and reads, by `dumps(storage, path)` and `loads`."""
 
     def __init__(self, storage: Any, checkpointer: Checkpointer) -> None:
         self.storage, self.checkpointer = storage, checkpointer
@@ -237,7 +237,7 @@ class Checkpointed:
 
 
 class Resumable(ABC):
-    """A buffer that can be saved and resumed, with its random numbers, and what is prefetched."""
+    """A buffer that can be saved and resumed, with its random numbers and its prefetched batches."""
 
     _lock: threading.RLock
     _storage: Any
@@ -263,7 +263,7 @@ class Resumable(ABC):
 
     @abstractmethod
     def _clear_prefetched(self) -> None:
-        """Drop what is prefetched."""
+        """Drop the prefetched batches."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return rows, positions and random numbers, as plain data and tensors."""
@@ -276,7 +276,7 @@ class Resumable(ABC):
             }  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a state dict; nothing of it is aliased. After bad input nothing is changed.
+        """Resume from a state dict; no tensor of it is aliased. After bad input nothing is changed.
 
         Raises:
             KeyError: an entry is missing, or is of another kind.
@@ -308,7 +308,7 @@ class Resumable(ABC):
     def _resume(
         self, puts: Sequence[Put], batch_size: int | None, rng: Tensor | None, pending: Sequence[Future[Any]] = ()
     ) -> None:
-        """Go on where a state was taken."""
+        """Continue where a state was taken."""
         with self._lock:
             try:
                 for put in puts:
@@ -328,7 +328,7 @@ class Resumable(ABC):
             self._pending.extend(pending)
 
     def _check_rng(self, state: Any) -> None:
-        """Check that random numbers can go on at a state; None for no state."""
+        """Check that random numbers can continue from a state; None for no state."""
         if state is None:
             return
         try:
@@ -337,13 +337,13 @@ class Resumable(ABC):
             raise StateDictError(f"there is no state of random numbers to go on at: {error}") from error
 
     def _parts(self) -> dict[str, Any]:
-        """Return what a checkpoint has a folder for."""
+        """Return the parts for which a checkpoint has a folder."""
         return {"storage": self._rows_of_checkpoints, "sampler": self._sampler, "writer": self._writer}
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint into a folder: `storage/`, `sampler/`, `writer/`, and what is prefetched.
+        """Write a checkpoint into a folder: `storage/`, `sampler/`, `writer/`, and the prefetched batches.
 
-        A storage whose rows lie in `storage/` already only commits them.
+        A storage whose rows are already in `storage/` only commits them.
         """
         while True:
             with self._lock:
@@ -356,10 +356,10 @@ class Resumable(ABC):
             wait(pending)  # without the lock: their threads may wait for it
 
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Go on where a checkpoint was written: rows, cursor, sampling position, random numbers.
+        """Continue where a checkpoint was written: rows, cursor, sampling position, random numbers.
 
-        All of it is checked first: a checkpoint that does not fit, or is damaged, changes nothing. An error of the
-        medium while rows are copied leaves the buffer empty, to be loaded or filled again.
+        Everything is checked first: a checkpoint that does not fit, or is damaged, changes nothing. If the storage
+        device fails while rows are copied, the buffer is left empty, to be loaded or filled again.
 
         Raises:
             FileNotFoundError: the folder has no checkpoint of a replay buffer.
@@ -368,7 +368,7 @@ class Resumable(ABC):
             self._planned_loads(path)()
 
     def _planned_loads(self, path: str | os.PathLike[str]) -> Put:
-        """Check that the buffer can go on at a checkpoint, and return the function that does so."""
+        """Check that the buffer can continue from a checkpoint, and return the function that does so."""
         folder = FilePath(path)
         beside = resumed(folder)
         self._check_rng(beside.rng)

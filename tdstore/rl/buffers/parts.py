@@ -86,15 +86,15 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "transport": ((None, "auto", "direct"), "share the rows by a storage that several processes open, as LazyStorage"),
     "transport_options": ((None,), "share the rows by a storage that several processes open, as LazyStorage"),
 }
-"""Arguments of torchrl's buffers that are not supported: values without effect, and what to do instead."""
+"""Unsupported arguments of torchrl's buffers: values without effect, and what to do instead."""
 
 
 def refuse(name: str, arguments: Mapping[str, Any]) -> None:
     """Raise TypeError for arguments of a class that it does not know, or does not support.
 
     Args:
-        name: of the class.
-        arguments: by their names.
+        name: the name of the class.
+        arguments: the arguments by name.
     """
     for argument, value in arguments.items():
         if argument not in _REFUSED:
@@ -105,7 +105,7 @@ def refuse(name: str, arguments: Mapping[str, Any]) -> None:
 
 
 def consuming(sampler: V, count: Any, prefetch: Any) -> V | ConsumingSampler:
-    """Return the sampler that samples each row that many times; None: as often as the sampler does.
+    """Return the sampler that samples each row that many times; None: as often as the given sampler does.
 
     Raises:
         ValueError: the sampler is neither a random nor a consuming one, or batches are prefetched.
@@ -119,7 +119,7 @@ def consuming(sampler: V, count: Any, prefetch: Any) -> V | ConsumingSampler:
 
 
 def checkpointer_of(checkpointer: Any) -> Checkpointer | None:
-    """Return what writes the checkpoints of a storage; None: the storage itself.
+    """Return the object that writes the checkpoints of a storage; None: the storage itself.
 
     Raises:
         TypeError: it has no `dumps` and `loads`, or its format is one of torchrl's that are not supported.
@@ -145,7 +145,7 @@ def transforms_of(transform: V, factory: Any) -> V | Callable[[Any], Any]:
     """Return the transform of a buffer, from either of its two arguments.
 
     Raises:
-        TypeError: both are given, or the factory cannot be called.
+        TypeError: both are given, or the factory is not callable.
     """
     if factory is None:
         return transform
@@ -179,7 +179,7 @@ def asked_size(asked: int | None, own: int | None) -> int:
     """Return the rows of a batch, from the argument of `sample` or else of the constructor.
 
     Raises:
-        RuntimeError: neither was.
+        RuntimeError: neither was given.
     """
     if asked is None:
         if own is None:
@@ -255,8 +255,8 @@ def describe(batch: Any, info: dict[Any, Any], with_facts: bool) -> None:
     """Set the entry "index" of a batch of TensorDicts.
 
     Args:
-        batch: what rows are collated to.
-        info: what the sampler says of the rows.
+        batch: the collated rows.
+        info: what the sampler says about the rows.
         with_facts: whether the weights or the staleness of the rows are set, too.
     """
     if type(batch) is not TensorDict and (not is_collection(batch) or tdstore.is_tensorclass(batch)):
@@ -271,8 +271,8 @@ def describe(batch: Any, info: dict[Any, Any], with_facts: bool) -> None:
 def mark_pieces(batch: Any, sampler: SliceSampler, info: dict[Any, Any]) -> None:
     """Mark the steps of pieces in a batch.
 
-    The last step of each is truncated and done, and not terminated unless the rows say so. Where the rows tell the
-    first steps, those of pieces are among them. Repeated last steps are told from others.
+    The last step of each is truncated and done, and not terminated unless the rows say so. If the rows mark first
+    steps, the first steps of pieces are marked too. Repeated last steps are distinguished from others.
     """
     begun = info.get(sampler.init_key) if sampler.init_key is not None else None
     if begun is not None:

@@ -20,7 +20,7 @@ Reduction = Literal["max", "min", "median", "mean"]
 Floats = npt.NDArray[np.float64]
 _INFINITY = np.array(np.inf).view(np.uint64)[()]
 _PLAIN = (torch.float32, torch.float64)
-"""Dtypes of priorities that are taken as they are."""
+"""Dtypes of priorities that are used unchanged."""
 
 
 class PrioritizedSampler(Sampler):
@@ -34,14 +34,14 @@ class PrioritizedSampler(Sampler):
         alpha: 0 is uniform.
         beta: how far the weights correct for the priorities.
         eps: added to all priorities.
-        dtype: of the weights of a sample.
-        reduction: what becomes of priorities with more than one number in a row.
-        max_priority_within_buffer: a new row gets the largest priority of the present rows, and not the largest that
-            was ever set.
+        dtype: the dtype of the weights of a sample.
+        reduction: how priorities with more than one number in a row are reduced to one.
+        max_priority_within_buffer: a new row gets the largest priority of the present rows, not the largest that was
+            ever set.
         device: where the priorities are; only the CPU.
 
     Raises:
-        TypeError: another device than the CPU.
+        TypeError: a device other than the CPU.
         ValueError: `alpha` or `beta` is negative or NaN, or `max_capacity` below 1.
 
     Example:
@@ -158,7 +158,7 @@ class PrioritizedSampler(Sampler):
         """Set the largest priority for rows that other processes wrote.
 
         Args:
-            storage: one that they write, too.
+            storage: one that they also write to.
             written: slots whose priorities are set already.
         """
         length, now = len(storage), storage.counters
@@ -182,17 +182,17 @@ class PrioritizedSampler(Sampler):
         self.extend(index, storage=storage)
 
     def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
-        """Set priorities of rows; the last value of a row that is named twice, and nothing for index -1.
+        """Set priorities of rows; a row that is named twice gets the last value, and index -1 is ignored.
 
         Args:
             index: int64 `[n]`, or a tuple of such tensors.
             priority: a number, or a tensor `[n]` of numbers of 0 or more.
-            storage: whose rows they are; None: any slot may have a priority.
+            storage: the storage of the rows; None: any slot may have a priority.
 
         Raises:
-            ValueError: a priority is negative, NaN or infinite, or there is another number of them.
+            ValueError: a priority is negative, NaN or infinite, or their number is wrong.
             IndexError: an index is beyond the rows of the storage.
-            TypeError: the priorities are no real numbers.
+            TypeError: the priorities are not real numbers.
         """
         slots = as_slots(index, storage)
         values, largest = ranked(priority, len(slots))  # all is looked at before anything is set
@@ -213,7 +213,7 @@ class PrioritizedSampler(Sampler):
         """Check that an index names rows of the storage, or -1 for none.
 
         Raises:
-            IndexError: it is beyond them.
+            IndexError: it names a row beyond them.
         """
         slots = as_slots(index, storage)
         self._check(slots[slots != -1], min(self.max_capacity, len(storage)))
@@ -266,7 +266,7 @@ def as_numbers(priority: Any) -> torch.Tensor:
     """Return priorities as a tensor of real numbers.
 
     Raises:
-        TypeError: they are none.
+        TypeError: they are not real numbers.
     """
     if type(priority) is torch.Tensor and priority.dtype in _PLAIN and not priority.requires_grad:
         return priority
@@ -283,8 +283,8 @@ def ranked(priority: Any, rows: int) -> tuple[Floats, float]:
     """Return the priorities of that many rows, `[rows]` or `[1]`, checked, and the largest of them.
 
     Raises:
-        ValueError: one is negative, NaN or infinite, or there is another number of them.
-        TypeError: they are no real numbers.
+        ValueError: one is negative, NaN or infinite, or their number is wrong.
+        TypeError: they are not real numbers.
     """
     received = as_numbers(priority)
     if received.ndim != 1:

@@ -43,10 +43,10 @@ class Sampler(ABC):
 
     @abstractmethod
     def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
-        """Choose slots, counted over all their dimensions, and what else is known of them.
+        """Choose slots, counted over all their dimensions, and report what else is known about them.
 
         Args:
-            storage: it has rows.
+            storage: a storage with rows.
             batch_size: how many slots.
         """
 
@@ -65,7 +65,7 @@ class Sampler(ABC):
         return as_index(slots, storage), info
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """Check whether a batch of so many slots can be sampled from the storage; nothing is drawn."""
+        """Check whether a batch of this many slots can be sampled from the storage; nothing is drawn."""
         return len(storage) > 0
 
     def available(self, storage: Any, batch_size: int) -> int:
@@ -77,7 +77,7 @@ class Sampler(ABC):
         self._rng = generator
 
     def batches_left(self, storage: Any, batch_size: int) -> int | None:
-        """Return the number of batches left of this pass; None: there is no end."""
+        """Return the number of batches left in this pass; None: there is no end."""
         return None
 
     # What buffers tell; most samplers need none of it.
@@ -96,7 +96,7 @@ class Sampler(ABC):
         Args:
             index: int64 `[n]`, or a tuple of such tensors.
             priority: a number, or numbers `[n]`.
-            storage: whose rows they are.
+            storage: the storage of the rows.
         """
 
     def empty(self) -> None:
@@ -107,7 +107,7 @@ class Sampler(ABC):
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on there."""
+        """Continue from there."""
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Write the state into a folder: numbers as JSON, arrays beside them."""
@@ -196,7 +196,7 @@ class SamplerWithoutReplacement(Sampler):
         return picked, {}
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """Check whether there is a batch: with `drop_last`, only whole ones are."""
+        """Check whether there is a batch: with `drop_last`, only whole ones count."""
         return len(storage) >= (batch_size if self.drop_last else 1)
 
     def _begin(self, length: int) -> None:
@@ -205,7 +205,7 @@ class SamplerWithoutReplacement(Sampler):
             self._order = torch.randperm(length, generator=self._rng).numpy()
 
     def batches_left(self, storage: Any, batch_size: int) -> int | None:
-        """Return the number of batches left of this pass."""
+        """Return the number of batches left in this pass."""
         length = len(storage)
         left = length if length != self._length or self._at >= length else length - self._at
         return left // batch_size if self.drop_last else -(-left // batch_size)
@@ -223,7 +223,7 @@ class SamplerWithoutReplacement(Sampler):
         }  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on in the middle of a pass, one of torchrl too."""
+        """Continue in the middle of a pass, including one of torchrl."""
         if "_sample_list" in state_dict:  # of torchrl: what is left of the pass
             left, length = state_dict["_sample_list"].cpu(), int(state_dict["len_storage"])
             done = torch.zeros(max(0, length - len(left)), dtype=torch.int64)
@@ -239,14 +239,14 @@ class SamplerWithoutReplacement(Sampler):
 class ConsumingSampler(Sampler):
     """Any slot with the same probability, each a limited number of times.
 
-    No row is twice in a batch, so the last one may be smaller. A row that is written anew counts from zero. The length
-    of a buffer with this sampler is the number of rows that are left. Each sample looks at the counts of all rows.
+    No row is twice in a batch, so the last one may be smaller. A row that is written again counts from zero. The length
+    of a buffer with this sampler is the number of rows that are left. Each sample reads the counts of all rows.
 
     Args:
         max_sample_count: how many times a row is sampled.
 
     Raises:
-        ValueError: `max_sample_count` is no number of at least 1.
+        ValueError: `max_sample_count` is not a number of at least 1.
 
     Example:
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=ConsumingSampler(), batch_size=3)
@@ -325,7 +325,7 @@ class ConsumingSampler(Sampler):
         return {"_counts": torch.from_numpy(self._counts.copy()), "_max_sample_count": self.max_sample_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting."""
+        """Continue counting."""
         self._counts = state_dict["_counts"].clone().numpy()
         self.max_sample_count = int(state_dict["_max_sample_count"])
 
@@ -335,20 +335,21 @@ class ConsumingSampler(Sampler):
 
 
 class StalenessAwareSampler(Sampler):
-    """Rows by the age of the policy that made them, their staleness: `consumer_version` less the version of the row.
+    """Rows by the age of the policy that made them, called staleness: `consumer_version` less the version of the row.
 
     No row is twice in a batch, unless there are fewer rows to choose from than a batch has. Each sample reads the
-    versions of all rows. Its staleness is the entry "staleness" of a sample of TensorDicts, float32 `[batch_size]`.
+    versions of all rows. Samples of TensorDicts have the staleness of their rows as the entry "staleness", float32
+    `[batch_size]`.
 
     Args:
         max_staleness: rows that are staler are not sampled; -1: there is no limit.
         staleness_weight_fn: returns the weights of rows by their staleness, float32 `[n]`; by default
             `1 / (staleness + 1)`. Rows without weight are not sampled.
-        version_key: entry with the version of the policy, one number a row. One that is newer than the consumer's
-            counts as that.
+        version_key: entry with the version of the policy, one number per row. A version newer than the consumer's
+            counts as the consumer's.
 
     Raises:
-        TypeError: `staleness_weight_fn` is no function.
+        TypeError: `staleness_weight_fn` is not a function.
 
     Example:
         >>> sampler = StalenessAwareSampler(max_staleness=1)
@@ -396,7 +397,7 @@ class StalenessAwareSampler(Sampler):
 
         Raises:
             RuntimeError: all rows are too stale, or without weight. KeyError: they have no version.
-            ValueError: `staleness_weight_fn` returns no weight for each row.
+            ValueError: `staleness_weight_fn` does not return a weight for each row.
         """
         staleness, weights = self._weights(storage)
         several = int(weights.count_nonzero())
@@ -417,7 +418,7 @@ class StalenessAwareSampler(Sampler):
         return {"_consumer_version": self.consumer_version, "_max_staleness": self.max_staleness}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with that version."""
+        """Continue with that version."""
         self.consumer_version = int(state_dict["_consumer_version"])
         self.max_staleness = int(state_dict["_max_staleness"])
 
@@ -437,7 +438,7 @@ def as_slots(index: Any, storage: Any) -> Ints:
     """Return the slots that an index names: the inverse of `as_index`; coordinates `[n, ndim]` too.
 
     Raises:
-        IndexError: numbers other than integers. TypeError: no numbers.
+        IndexError: numbers that are not integers. TypeError: not numbers.
     """
     ndim = storage.ndim if storage is not None else 1
     if ndim == 1 and isinstance(index, Tensor) and index.ndim == 1 and index.dtype is torch.int64 and index.is_cpu:

@@ -1,4 +1,4 @@
-"""Sums and minima over an array that changes in places, for many queries at once."""
+"""Sums and minima over an array of which some elements change, for many queries at once."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import torch
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 FAN = 32
-"""Children of a node: one level is one look at four cache lines for each query."""
+"""Children of a node: one level reads four cache lines for each query."""
 _SHIFT = FAN.bit_length() - 1
 _FLAT = 10_240
-"""So many sums are added up at once faster than another level is looked at."""
+"""Up to this many sums are added up at once faster than another level is read."""
 _FEW = 32_768
-"""So many minima are looked at as fast as few."""
+"""Up to this many minima are compared as fast as a few."""
 _MANY = 1024
-"""From so many changes on, nodes that several of them share are worked off once."""
+"""From this many changes on, nodes that several of them share are updated once."""
 _STALE = 16_384
-"""So many changes of nodes may wait for their minima, and 16 times as many where they soon are of the same nodes."""
+"""This many changes of nodes may wait for their minima, and 16 times as many if they soon concern the same nodes."""
 
 
 class SegmentTree:
     """Non-negative weights of slots, their sum, and their smallest one that is not zero.
 
     Each level is one array; a node is the sum (the minimum) of 32 nodes below it, and above 10,240 nodes or fewer
-    there is their running sum. A batch of changes or queries is worked off level by level, so its cost grows with the
-    number of levels: 1 for 300,000 slots, 2 for 10 million. A sum is added up anew from all that is below it whenever
-    some of that changes, so that errors of rounding do not add up. The smallest weight is known without the minima of
-    nodes until one as small is overwritten; only then they are brought up to date.
+    there is their running sum. A batch of changes or queries is processed level by level, so its cost grows with the
+    number of levels: 1 for 300,000 slots, 2 for 10 million. A sum is computed again from everything below it whenever
+    some of that changes, so that rounding errors do not accumulate. The smallest weight is known without the minima of
+    nodes until one as small is overwritten; only then are the minima brought up to date.
 
     Args:
         size: number of slots.
@@ -101,7 +101,7 @@ class SegmentTree:
         return self._flat.take(slots)
 
     def update(self, slots: Ints, weights: Floats | float) -> None:
-        """Set weights of slots; of a slot that is named twice, the last one."""
+        """Set weights of slots; a slot that is named twice gets the last one."""
         if not len(slots):
             return
         before = self._flat.take(slots)
@@ -187,7 +187,7 @@ class SegmentTree:
         return slots, weights
 
     def _nearest(self, slots: Ints) -> Ints:
-        """Return the slots with weight at or before others; where there are none, the first one after them."""
+        """Return the slots with weight at or before others; if there is none, the first one after them."""
         weighted = np.flatnonzero(self._flat)
         at = weighted.searchsorted(slots, side="right") - 1
         found: Ints = weighted[np.maximum(at, 0)]
@@ -203,7 +203,7 @@ class SegmentTree:
         self._stale, self._waiting = [], 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the size and the weights: all else is views and sums of them."""
+        """Return the size and the weights: everything else is views and sums of them."""
         return {"size": self.size, "weights": self.weights(self.size)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

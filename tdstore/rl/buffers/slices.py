@@ -1,4 +1,4 @@
-"""Samplers of pieces of trajectories: rows that follow one another and belong together."""
+"""Samplers of pieces of trajectories: consecutive rows that belong together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tdstore.rl.storages.state import Ints
 
 _TRIES = 8
 _DETECTED = (("collector", "traj_ids"), "episode")
-"""Entries that tell trajectories apart, where the caller names none."""
+"""Entries that distinguish trajectories, if the caller names none."""
 MASK = ("collector", "mask")
 """Entry that is false in rows that only fill a batch."""
 Span = bool | int | tuple[bool | int, bool | int]
@@ -33,9 +33,9 @@ def _span_of(span: Span) -> tuple[bool | int, bool | int]:
 class SliceSampler(Sampler):
     """Pieces of trajectories, each a run of consecutive rows, joined into one batch.
 
-    A trajectory is chosen first, each with the same probability, then where in it the piece begins. The last step of
-    each piece is marked as truncated. Trajectories may span the end of the ring. Where rows have several slots
-    (`ndim > 1`), as several environments fill them, each slot has trajectories of its own along the rows.
+    First a trajectory is chosen, each with the same probability, then the row in it where the piece begins. The last
+    step of each piece is marked as truncated. Trajectories may span the end of the ring. If rows have several slots
+    (`ndim > 1`), filled by several environments, each slot has trajectories of its own along the rows.
 
     Args:
         num_slices: number of pieces in a batch. Exactly one of this and `slice_len`.
@@ -45,7 +45,7 @@ class SliceSampler(Sampler):
         end_key: entry that is true in the last row of a trajectory; used without `traj_key`. Default:
             `("next", "done")`.
         end_keys: several such entries, any of which ends a trajectory; those that the rows lack are left out.
-        init_key: entry that is made true in the first step of a piece, where the rows have it; None: it stays.
+        init_key: entry that is set to true in the first step of a piece, if the rows have it; None: it is unchanged.
         pad_output: with `strict_length=False`, repeat the last step of a piece that is too short, so that the batch has
             all rows; the entry `("collector", "mask")` is false in the repetitions.
         strict_length: leave out trajectories that are shorter than a piece; otherwise they are taken whole, and the
@@ -57,12 +57,12 @@ class SliceSampler(Sampler):
         span: how many rows a piece may lack because it begins before its trajectory, or ends after it: a number for
             both ends, or a pair for the first and the last one. True: all but one. The batch then has fewer rows.
         cache_values: accepted for compatibility; where trajectories begin is always remembered.
-        fragmented: not supported: rows of a piece follow one another.
+        fragmented: not supported: rows of a piece are consecutive.
         step_key, compile, use_gpu: no effect; accepted for callers of torchrl.
 
     Raises:
-        TypeError: both or none of the two sizes, or `fragmented=True`.
-        ValueError: `pad_output` with `strict_length`. RuntimeError: `end_key` and `end_keys`.
+        TypeError: both or neither of the two sizes, or `fragmented=True`.
+        ValueError: `pad_output` with `strict_length`. RuntimeError: both `end_key` and `end_keys`.
 
     Example:
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=SliceSampler(num_slices=2, traj_key="episode"))
@@ -106,7 +106,7 @@ class SliceSampler(Sampler):
         self._set_markers(trajectories, ends)
 
     def _set_markers(self, trajectories: Any, ends: Any) -> None:
-        """Take trajectories from a tensor, and not from an entry of the rows."""
+        """Take trajectories from a tensor instead of an entry of the rows."""
         if trajectories is not None and ends is not None:
             raise InvalidTypeError("give one of trajectories and ends")
         self._marks = None if trajectories is None and ends is None else row_marks(trajectories, ends)
@@ -130,7 +130,7 @@ class SliceSampler(Sampler):
     pad_output = False
 
     def _flags(self, end_key: Any, end_keys: Any, init_key: Any) -> None:
-        """Set the entries that tell where trajectories end, and the one that is set where pieces begin."""
+        """Set the entries that mark where trajectories end, and the one that marks where pieces begin."""
         if end_key is not None and end_keys is not None:
             raise InvalidStateError("give one of end_key and end_keys")
         self._detects = end_key is None and end_keys is None and self.traj_key is None
@@ -150,10 +150,10 @@ class SliceSampler(Sampler):
         return (size, other) if self.slice_len is None else (other, size)
 
     def look(self, storage: Any) -> Lanes:
-        """Read where trajectories begin, of the rows that were written since, and return it.
+        """Read where trajectories begin in the rows written since the last look, and return that.
 
         Raises:
-            TypeError: rows have no entries. KeyError: they lack the entry that tells trajectories apart.
+            TypeError: rows have no entries. KeyError: they lack the entry that distinguishes trajectories.
         """
         several, key, entries = storage.ndim > 1, self.traj_key, getattr(storage, "entries", None)
         if entries is None:
@@ -204,7 +204,7 @@ class SliceSampler(Sampler):
         return int(places.clip(min=0 if self.strict_length else 1).sum())
 
     def _choose(self, found: Lanes, pieces: int, length: int) -> tuple[Ints, Ints]:
-        """Choose trajectories for the pieces: their begins and their lengths."""
+        """Choose trajectories for the pieces: where they begin, and their lengths."""
         if not self.strict_length:
             return found.begins_and_lengths(torch.randint(len(found), (pieces,), generator=self._rng).numpy())
         # Most trajectories are long enough as a rule, so short ones are drawn again; else all are looked at.
@@ -370,7 +370,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
             self._at, self.ran_out = int(state_dict["_at"]), bool(state_dict["_ran_out"])
 
     def batches_left(self, storage: Any, batch_size: int) -> int | None:
-        """Return the number of batches left of this pass; None before its first one."""
+        """Return the number of batches left in this pass; None before its first one."""
         if (storage.write_count, storage.epoch) != self._seen or self._at >= len(self._begins):
             return 1
         pieces, _ = self._shape(batch_size)
@@ -391,7 +391,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         cache_values, compile: no effect; accepted for callers of torchrl.
 
     Raises:
-        TypeError: `span`, or both or none of the two sizes.
+        TypeError: `span`, or both or neither of the two sizes.
 
     Example:
         >>> sampler = PrioritizedSliceSampler(6, alpha=1.0, beta=1.0, slice_len=2, traj_key="run")
@@ -457,7 +457,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return slots, info
 
     def _choose_among_all(self, storage: Any, found: Lanes, pieces: int, length: int) -> tuple[Ints, Ints]:
-        """Choose first rows by their priorities, of those alone that a whole piece follows."""
+        """Choose first rows by their priorities, only among those that a whole piece follows."""
         everything = np.arange(len(storage))
         positions, ends = found.containing(everything)
         good = np.flatnonzero(ends - positions >= length)

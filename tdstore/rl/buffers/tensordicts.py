@@ -50,9 +50,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 class TensorDictReplayBuffer(ReplayBuffer):
     """A replay buffer of TensorDicts.
 
-    Samples have the entry "index", and entries of the sampler. `update_tensordict_priority(sample)` sets the priorities
-    of its rows. The priorities of rows with an entry `priority_key` are set when they are written, and when their place
-    is opened.
+    Samples have the entry "index", and entries from the sampler. `update_tensordict_priority(sample)` sets the
+    priorities of its rows. The priorities of rows with an entry `priority_key` are set when the rows are written, and
+    when their place is opened.
 
     Args:
         priority_key: entry with the priorities.
@@ -85,7 +85,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             self._sampler.update_priority(torch.from_numpy(rows), self._reduced(stored, len(rows)))
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
-        """Write TensorDicts, with the priorities of their entry `priority_key`, if they have it.
+        """Write TensorDicts, with the priorities in their entry `priority_key`, if they have it.
 
         Args:
             data: as `ReplayBuffer.extend`.
@@ -103,7 +103,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return lambda: self._prioritized(write(), priority)
 
     def _prioritized(self, index: Tensor, priority: Tensor | None) -> Tensor:
-        """Set the priorities that rows brought along."""
+        """Set the priorities that came with rows."""
         if priority is not None:
             self.update_priority(index, priority)
         return index
@@ -118,7 +118,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return index
 
     def _priority_of(self, data: Any, slots: int | None) -> Tensor | None:
-        """Return the priorities that rows bring along, checked before the rows are written; None for none."""
+        """Return the priorities that come with rows, checked before the rows are written; None if there are none."""
         priority = data.get(self.priority_key, None) if self._ranks else None
         if priority is None:
             return None
@@ -207,13 +207,13 @@ class HindsightStrategy(StrEnum):
 class HERReplayBuffer(TensorDictReplayBuffer):
     """A replay buffer for goals, which samples rows as if what was achieved later had been the goal.
 
-    In a share of each batch the goal is what another row achieved, and the reward is computed anew. The stored rows are
-    not changed. Transforms are called with rows whose goals are replaced. Episodes end where `end_key`, or the entry
-    "terminated" beside it, is true, and at the last row; they may span the end of the ring.
+    In a share of each batch, the goal is what another row achieved, and the reward is computed again. The stored rows
+    are not changed. Transforms are called with rows whose goals are replaced. Episodes end where `end_key`, or the
+    entry "terminated" next to it, is true, and at the last row; they may span the end of the ring.
 
     Args:
         reward_fn: called with the rows whose goals were replaced; returns their rewards.
-        her_ratio: the share of a batch, 0 to 1.
+        her_ratio: the share of a batch whose goals are replaced, 0 to 1.
         strategy: a `HindsightStrategy` or its name.
         goal_key: entry with the goal. If the rows have it below "next", too, it is replaced there as well.
         achieved_goal_key: entry with what was achieved.
@@ -223,8 +223,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         **kwargs: as `TensorDictReplayBuffer`.
 
     Raises:
-        ValueError: `her_ratio` or `strategy` is out of its range. TypeError: `reward_fn` cannot be called, or the
-            storage has objects in place of entries.
+        ValueError: `her_ratio` or `strategy` is out of its range. TypeError: `reward_fn` is not callable, or the
+            storage has objects instead of entries.
 
     Example:
         >>> def reward(rows):
@@ -287,7 +287,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         return super()._finished(batch, info)
 
     def _goal_slots(self, slots: Ints) -> Ints:
-        """Choose for each row the one that its goal is of."""
+        """Choose for each row the row from which its goal is taken."""
         drawn = torch.rand(len(slots), dtype=torch.float64, generator=self._generator).numpy()
         if self.strategy is HindsightStrategy.RANDOM:
             return (drawn * len(self._storage)).astype(np.int64)

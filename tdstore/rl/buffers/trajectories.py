@@ -20,7 +20,7 @@ _LANE = 44
 
 
 class Growing:
-    """An array that gets longer at its end and shorter at its beginning, each at constant cost."""
+    """An array that grows at its end and shrinks at its beginning, each at constant cost."""
 
     def __init__(self) -> None:
         self._room = np.zeros(64, np.int64)
@@ -61,7 +61,7 @@ class RowMarks(NamedTuple):
         """Return the values of slots.
 
         Raises:
-            ValueError: the storage has more of them.
+            ValueError: the storage has more slots than there are values.
         """
         if len(slots) and int(slots.max()) >= len(self.values):
             name = "ends" if self.are_ends else "trajectories"
@@ -78,14 +78,14 @@ def row_marks(trajectories: Any, ends: Any) -> RowMarks:
 class Trajectories:
     """The trajectories of a storage, as positions in the order in which rows were written.
 
-    A position counts rows from the first one that was looked at; row `position % capacity` of the storage has it.
+    A position counts rows from the first one that was read; it is in row `position % capacity` of the storage.
     Only rows that were appended since the last look are read.
 
     Args:
-        end_key: entry that is true in the last row of a trajectory; of a list of them any one is.
-        traj_key: entry that is the same in all rows of a trajectory; over `end_key`.
-        marks: values for the rows, over both entries.
-        lane: which of the slots of a row is looked at, where rows have several.
+        end_key: entry that is true in the last row of a trajectory; of a list of entries, any one is true there.
+        traj_key: entry that is the same in all rows of a trajectory; overrides `end_key`.
+        marks: values for the rows; override both entries.
+        lane: which of the slots of a row is read, if rows have several.
     """
 
     def __init__(self, end_key: Any, traj_key: Any, marks: RowMarks | None = None, lane: int = 0) -> None:
@@ -166,7 +166,7 @@ class Trajectories:
         return first
 
     def _drop(self) -> None:
-        """Forget trajectories that were overwritten wholly; the first one may be so in part."""
+        """Forget trajectories that were overwritten completely; the first one left may be overwritten in part."""
         starts = self._starts.values
         gone = int(starts.searchsorted(self._oldest, side="right")) - 1
         if gone > 0:
@@ -204,20 +204,20 @@ class Trajectories:
 
 
 def _any_of(columns: Sequence[Tensor | None]) -> Tensor | None:
-    """Return for each row whether any number of it is not zero, in columns of which some may be missing; None: all."""
+    """Return for each row whether any number of it is not zero, in columns some of which may be missing; None: all."""
     marks = [column.reshape(len(column), -1).bool().any(1) for column in columns if column is not None]
     return torch.stack(marks, 1) if marks else None
 
 
 def _lanes(storage: Any) -> int:
-    """Return the slots of a row: parallel trajectories, as several environments make them."""
+    """Return the slots of a row: parallel trajectories, as several environments produce them."""
     return 1 if storage.ndim == 1 else math.prod(storage.shape[1:])
 
 
 class ParallelTrajectories:
     """The trajectories of a storage whose rows have several slots, each of which goes on in the next row.
 
-    A position has the lane in its high bits, so that rows of a trajectory follow one another here too.
+    A position has the lane in its high bits, so that the rows of a trajectory are consecutive here too.
 
     Args:
         end_key, traj_key, marks: as of `Trajectories`.

@@ -77,7 +77,7 @@ class Writer(ABC):
         """Write rows, and return their int64 indices `[n]`; -1 for dropped rows."""
 
     def check_rows(self, data: Any) -> None:
-        """Check that `extend` takes rows, without writing them.
+        """Check that `extend` accepts rows, without writing them.
 
         Raises:
             StoreError: as `extend` would.
@@ -112,7 +112,7 @@ class Writer(ABC):
         """
 
     def check_file(self, path: str | os.PathLike[str], capacity: int | None) -> None:
-        """Check the state in a folder, as `check_state` does, except that of a writer with its own files."""
+        """Check the state in a folder, as `check_state` does, except for a writer with files of its own."""
         if type(self).loads is Writer.loads:
             self.check_state(self._read(path), capacity)
 
@@ -196,7 +196,7 @@ class RoundRobinWriter(Writer):
         return index
 
     def extend(self, data: Any) -> Tensor:
-        """Write rows at the cursor. Of more rows than slots, the last ones stay.
+        """Write rows at the cursor. If there are more rows than slots, the last ones are kept.
 
         Returns:
             int64 indices `[n]`; with several dimensions of slots, coordinates `[n, ndim]`.
@@ -284,7 +284,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
 
 
 class ImmutableDatasetWriter(Writer):
-    """Writer that refuses all writes, for the rows of a fixed data set.
+    """Writer that refuses all writes, for the rows of a fixed dataset.
 
     Example:
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(5), writer=ImmutableDatasetWriter())
@@ -364,7 +364,7 @@ class TensorDictMaxValueWriter(Writer):
         return None if index < 0 else index
 
     def check_rows(self, data: Any) -> None:
-        """Check that the rows have ranks, and that the storage takes them."""
+        """Check that the rows have ranks, and that the storage accepts them."""
         self._values(only_collections(data), int(data.batch_size[0]))
         super().check_rows(data)
 
@@ -427,7 +427,7 @@ class TensorDictMaxValueWriter(Writer):
         return {"_write_count": self._count}
 
     def check_state(self, state_dict: dict[str, Any], capacity: int | None) -> None:
-        """Check that the count of a state dict is one."""
+        """Check that the count of a state dict is a valid count."""
         _check_number("write_count", state_dict.get("_write_count"))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

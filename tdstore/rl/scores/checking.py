@@ -36,8 +36,8 @@ def verify(rows: Any, response: str | Sequence[str], checkers: Mapping[str, Chec
         The score, of batch size `[]`; for several rows a lazy stack of batch size `[n]`.
 
     Raises:
-        ValueError: the identifiers are not a list, there are fewer kwargs than identifiers, or rows and responses
-            are not equally many.
+        ValueError: the identifiers are not a list, there are fewer kwargs than identifiers, or the numbers of rows and
+            responses differ.
         KeyError: an identifier has no checker, or a row has no `instruction_id_list`.
 
     Example:
@@ -93,7 +93,7 @@ def _plain(value: Any) -> Any:
 
 
 def loose_variants(response: str) -> list[str]:
-    """Return the variants of an answer for the loose check, which one of them must pass.
+    """Return the variants of an answer for the loose check, which at least one of them must pass.
 
     They are the text, and the text without its first line, its last line, and both; then each without asterisks.
     The shortened ones are stripped. Blank variants are left out, so there are at most eight.

@@ -18,7 +18,7 @@ Blocks = int | Tensor | Sequence[str] | Sequence[Sequence[str]] | None
 def score_from_checks(strict: Sequence[bool], loose: Sequence[bool], batch_size: Sequence[int] = ()) -> IFEvalScoreData:
     """Make the score of one answer from its checks, one for each instruction.
 
-    The prompt level is True when all instructions are followed, so also when there is none.
+    The prompt level is True when all instructions are followed, and so also when there are none.
 
     Args:
         strict: for each instruction, whether the exact answer follows it.
@@ -85,14 +85,15 @@ def default_reward(
 
     `w[0] * prompt_strict + w[1] * mean(inst_strict) + w[2] * prompt_loose + w[3] * mean(inst_loose)`, plus 0.1 for
     exactly one answer block and 0.05 for exactly one think block. With the default weights it is between 0 and 1.15.
-    A field that is None counts 0; of a lazy stack of different numbers of instructions, only real ones are averaged.
+    A field that is None counts as 0; in a lazy stack with different numbers of instructions, only real ones are
+    averaged.
 
     Args:
         score: scores of any batch size `B`.
         think_blocks: the think blocks of the answer, one list for all of the batch, or one list for each element
             of a batch of one dimension; their number, or a tensor of numbers of shape `[*B]`.
         answer_blocks: the answer blocks, likewise.
-        weights: of the four fields, in their order.
+        weights: the weights of the four fields, in their order.
 
     Returns:
         Rewards of shape `[*B, 1, 1]`, in the default float dtype.

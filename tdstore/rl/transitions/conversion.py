@@ -22,7 +22,7 @@ def to_torch_tensor(data: Any, dtype: torch.dtype = torch.float32) -> Tensor:
     """Convert numbers to a tensor of a dtype.
 
     Args:
-        data: a tensor, which is cast, and is the same object if it has the dtype already; or an array, a number or
+        data: a tensor, which is cast, and is returned as it is if it already has the dtype; or an array, a number or
             nested lists and tuples of numbers, which are copied.
         dtype: of the result.
 
@@ -57,8 +57,8 @@ def to_tensordict(data: Any, dtype: torch.dtype = torch.float32) -> TensorDictBa
     """Convert an observation with several parts to a TensorDict of batch size `[]`; a TensorDict keeps its own.
 
     Args:
-        data: a tuple, whose parts get the names `tuple_obs_0`, `tuple_obs_1` and so on; a dict with names of its own;
-            both nested at will; or a TensorDict, which is cast. A dict with `input_ids` is the prompt of a language
+        data: a tuple, whose parts get the names `tuple_obs_0`, `tuple_obs_1` and so on; a dict with its own names; both
+            nested to any depth; or a TensorDict, which is cast. A dict with `input_ids` is the prompt of a language
             model: integers keep their dtype, strings become values, None is left out. A list of prompts becomes a lazy
             stack, as they may have different lengths.
         dtype: of all tensors.

@@ -17,7 +17,7 @@ class ReplayDataset(IterableDataset[Any]):
     """Random batches of a buffer, for a `DataLoader`.
 
     Each iteration samples one batch, or `num_batches`. A worker process samples from its own view of the rows: a copy
-    of those in memory, or the store, which it opens for itself. Workers draw different rows.
+    of those in memory, or the store, which it opens itself. Workers draw different rows.
 
     Args:
         buffer: an object with `sample(batch_size)`.
@@ -61,8 +61,8 @@ def create_dataloader(dataset: ReplayDataset, batch_size: int | None = None, **k
 
     Args:
         dataset: a dataset that yields TensorDicts of batch size `[n]`.
-        batch_size: None yields the batches unchanged; a number stacks up to so many of them. An iteration of the
-            dataset is one batch by default, so that the result is of batch size `[1, n]`; see `num_batches`.
+        batch_size: None yields the batches unchanged; a number stacks up to this many of them. An iteration of the
+            dataset is one batch by default, so the result has the batch size `[1, n]`; see `num_batches`.
         **kwargs: of `DataLoader`, such as `num_workers`.
 
     Example:

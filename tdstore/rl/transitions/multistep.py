@@ -25,9 +25,9 @@ DONE_KEYS = ("done", "termination", "terminated")
 class MultiStepReplayBuffer(ReplayBuffer):
     """A replay buffer of n-step transitions.
 
-    A folded transition has the entries of the first step, but for the reward, the sum of `gamma ** i * reward_i`, and
-    for `next_obs` and the done flag, which are those of the last step used. It ends with the first step that ends an
-    episode, for each row, and for each agent, by itself.
+    A folded transition has the entries of the first step, except for the reward, which is the sum of
+    `gamma ** i * reward_i`, and for `next_obs` and the done flag, which are those of the last step used. It ends with
+    the first step that ends an episode, separately for each row and for each agent.
 
     Args:
         max_size: number of rows.
@@ -80,7 +80,8 @@ class MultiStepReplayBuffer(ReplayBuffer):
             The oldest step, None while fewer than `n_step` are queued.
 
         Raises:
-            MissingEntryError: no `reward`, `next_obs` or done flag. RuntimeError: another number of environments.
+            MissingEntryError: there is no `reward`, `next_obs` or done flag. RuntimeError: the number of environments
+                differs.
         """
         step = self._ready(data)
         for name in ("reward", "next_obs"):
@@ -151,14 +152,14 @@ def _done_key(step: Any) -> str:
 
 
 def _discounted(now: Any, later: Any, ended: Any, gamma: float) -> Any:
-    """Add the discounted later reward to the present one, unless the episode ended; TensorDicts are by agent."""
+    """Add the discounted later reward to the present one, unless the episode ended; a TensorDict has one per agent."""
     if isinstance(now, Tensor):
         return now + gamma * torch.where(_mask(ended, now), torch.zeros_like(later), later)
     return _by_entry(lambda mask, a, b: _discounted(a, b, mask, gamma), ended, now, later)
 
 
 def _chosen(ended: Any, now: Any, later: Any) -> Any:
-    """Select the present entry where the episode ended, else the later one; TensorDicts are by agent."""
+    """Select the present entry where the episode ended, else the later one; a TensorDict has one per agent."""
     if isinstance(now, Tensor):
         return torch.where(_mask(ended, now), now, later)
     if isinstance(now, tdstore.TensorDictBase):

@@ -184,7 +184,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
         Args:
             idxs: int64 `[n]` or `[n, 1]`, as in the result of `sample`.
-            priorities: `[n]` or `[n, 1]`; at least 1e-5 is stored.
+            priorities: `[n]` or `[n, 1]`; smaller ones are stored as 1e-5.
 
         Raises:
             IndexError: a position has no row. ValueError: the numbers of positions and priorities differ, or a

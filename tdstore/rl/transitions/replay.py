@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 _FACTS = "buffer"
 Ints = npt.NDArray[np.int64]
 UNIQUE_BELOW = 16_384
-"""With fewer rows a batch has each row once; from here on, drawing with replacement is as good, and costs less."""
+"""With fewer rows, a batch repeats no row; from here on, drawing with replacement is as good, and costs less."""
 
 
 class ReplayBuffer:
-    """A ring buffer of transitions in any place: the newest `max_size` rows, sampled uniformly.
+    """A ring buffer of transitions on any backend: the newest `max_size` rows, sampled uniformly.
 
     Args:
         max_size: number of rows.
@@ -66,7 +66,7 @@ class ReplayBuffer:
 
     @classmethod
     def open(cls, place: str | os.PathLike[str], *, storage: str | None = None, **kwargs: Any) -> Self:
-        """Open the rows of an earlier buffer, and continue from its last row, also after it was killed.
+        """Open the rows of an earlier buffer, and continue from its last row, even after it was killed.
 
         Args:
             place: path or URL.
@@ -118,7 +118,7 @@ class ReplayBuffer:
     def storage(self) -> TensorDictBase | None:
         """All rows as a TensorDict `[max_size]`, zeros where nothing was added; None before the first row.
 
-        They are views where rows are live tensors, else copies; `sample_from_indices` reads some of them.
+        They are views if rows are live tensors, else copies; `sample_from_indices` reads only some of them.
         """
         return self._rows.all_slots() if self.size else None
 
@@ -126,8 +126,8 @@ class ReplayBuffer:
     def add(self, data: Any) -> TensorDictBase | None:
         """Add rows; a full buffer overwrites its oldest rows.
 
-        A leaf of shape `[n]` becomes `[n, 1]`. Of more than `max_size` rows, only the last are stored. An entry that
-        earlier rows lack is zero in them.
+        A leaf of shape `[n]` becomes `[n, 1]`. If there are more than `max_size` rows, only the last ones are stored.
+        An entry that earlier rows lack is zero in them.
 
         Args:
             data: a TensorDict or tensorclass of batch size `[n]`; it is not changed.
@@ -258,7 +258,7 @@ class ReplayBuffer:
         self._take_facts(facts)
 
     def _facts(self) -> Any:
-        """Return the state of the buffer beside its rows, as a TensorDict."""
+        """Return the state of the buffer without its rows, as a TensorDict."""
         numbers = {"cursor": self.cursor, "write_count": self._rows.write_count, "before": self._before}
         return TensorDict({name: torch.tensor(value) for name, value in numbers.items()})
 

@@ -31,15 +31,15 @@ class RolloutBuffer:
 
     Args:
         capacity: number of steps.
-        observation_space, action_space: of one environment; anything with `shape`, or a mapping of such. With one
-            environment, entries of that very shape get a dimension for it. Shapes and dtypes are those of the first
-            step.
+        observation_space, action_space: of one environment; anything with `shape`, or a mapping of such objects. With
+            one environment, entries of exactly that shape get a dimension for it. Shapes and dtypes are those of the
+            first step.
         num_envs: number of environments, which all take a step at once.
         device: of the steps, and of batches: a device for steps in memory, "cpu" for a backend.
-        gae_lambda: the trade of bias for variance in advantages; 1 is none.
+        gae_lambda: how far bias is traded for variance in advantages; 1 trades none.
         gamma: the discount of one step.
-        use_gae: False has returns that are sums of all rewards that follow, as `gae_lambda=1` has.
-        storage: where the steps lie: None for memory, the name of a backend, or a URL; see `LazyStorage`.
+        use_gae: False: returns are sums of all rewards that follow, as with `gae_lambda=1`.
+        storage: where the steps are: None for memory, the name of a backend, or a URL; see `LazyStorage`.
         path: the place, for a backend that is named.
         **options: of `LazyStorage`.
 
@@ -177,7 +177,7 @@ class RolloutBuffer:
         once they were computed.
 
         Args:
-            batch_size: number of rows to draw of them, without repetition; default: all, in order.
+            batch_size: number of rows to draw, without repetition; default: all, in order.
 
         Raises:
             EmptyBufferError: there is no step.
@@ -199,7 +199,7 @@ class RolloutBuffer:
 
         Args:
             batch_size: as of `get`.
-            device: where the batch is moved to.
+            device: where the batch is moved.
 
         Raises:
             EmptyBufferError: there is no step.

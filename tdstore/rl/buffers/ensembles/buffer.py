@@ -37,25 +37,25 @@ if TYPE_CHECKING:
 class ReplayBufferEnsemble(ReplayBuffer):
     """Several replay buffers that are sampled as one.
 
-    A batch has the shape `[members, rows]`: for each member it is drawn from, rows that this member samples and
-    transforms. Its entry "index" is a TensorDict of "buffer_ids" and "index". Where members have other entries or
-    shapes, batches are lazy stacks. `ensemble[0]` is a member, `ensemble[:2]` an ensemble of two.
+    A batch has the shape `[members, rows]`: for each member that it is drawn from, rows that this member samples and
+    transforms. Its entry "index" is a TensorDict of "buffer_ids" and "index". If the entries or shapes of members
+    differ, batches are lazy stacks. `ensemble[0]` is a member, `ensemble[:2]` an ensemble of two.
 
     Args:
-        *buffers: the members; or else their parts:
-        storages, samplers, writers: ensembles of as many parts.
+        *buffers: the members; without them, their parts:
+        storages, samplers, writers: ensembles with one part for each member.
         transform: called with each batch.
         batch_size: rows of a batch, of all members together.
-        collate_fn: makes a batch of a list of the batches of members. Default: they are stacked.
+        collate_fn: makes one batch of a list of the batches of members. Default: they are stacked.
         collate_fns: for each member, as `collate_fn` of `ReplayBuffer`; only where parts are given.
         p, sample_from_all, num_buffer_sampled: as `SamplerEnsemble`.
         routing_key: entry with the number of the member that a row is written to; without it, and without
             `routing_dim`, rows are only written through members.
-        routing_dim: dimension of data whose places are the members.
+        routing_dim: dimension of data along which the members are.
         generator, **kwargs: as `ReplayBuffer`.
 
     Raises:
-        TypeError: there are no members, members and parts, or other objects.
+        TypeError: there are no members, both members and parts, or objects of other types.
         ValueError: the numbers of parts differ, or both ways of routing are given.
 
     Example:
@@ -198,15 +198,15 @@ class ReplayBufferEnsemble(ReplayBuffer):
     def extend(self, data: Any) -> TensorDictBase:  # type: ignore[override]  # which says the members, too
         """Write rows to the members that they name.
 
-        All is checked before the first member writes: after bad input nothing is changed, in no member. An error of
-        the storage itself (a full disk, a lost connection, a new place that cannot be made) leaves the rows of members
-        before it written; each member writes its rows wholly or not at all.
+        Everything is checked before the first member writes: after bad input nothing is changed in any member. After an
+        error of the storage itself (a full disk, a lost connection, a new place that cannot be made), the rows of
+        earlier members stay written; each member writes all of its rows or none.
 
         Returns:
             A TensorDict `[n]` of "buffer_ids" and "index".
 
         Raises:
-            RuntimeError: there is neither `routing_key` nor `routing_dim`, or a member takes no rows.
+            RuntimeError: there is neither `routing_key` nor `routing_dim`, or a member accepts no rows.
             ValueError: a row names no member.
         """
         with self._lock:
@@ -259,10 +259,10 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
         Args:
             index: a TensorDict of "buffer_ids" and "index", as a sample has it.
-            priority: a number, or as many as there are rows.
+            priority: a number, or one for each row.
 
         Raises:
-            ValueError: a priority is negative or NaN, or there is another number of them.
+            ValueError: a priority is negative or NaN, or their number is wrong.
             IndexError: there is no such member or row. After an error all priorities are as before.
         """
         ids, rows = index["buffer_ids"].reshape(-1), index["index"]
@@ -337,7 +337,7 @@ def _sampleable(member: ReplayBuffer, rows: int) -> int:
 
 
 def _described(k: int, info: dict[Any, Any]) -> TensorDict:
-    """Return where the rows of a member's part of a batch are from, and what its sampler says of them."""
+    """Return where the rows of a member's part of a batch come from, and what its sampler says about them."""
     index = info["index"]
     index = torch.stack(index, -1) if isinstance(index, tuple) else index
     place = TensorDict({"buffer_ids": torch.full((len(index),), k), "index": index}, [len(index)])

@@ -55,10 +55,10 @@ class Ensemble(ABC):
         return {str(k): part.state_dict() for k, part in enumerate(self._parts)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Have each member's part resume; all of it is checked first.
+        """Make each member's part resume; everything is checked first.
 
         Raises:
-            KeyError: it is of another number of members.
+            KeyError: it is of a different number of members.
         """
         as_many(len(self), sorted(state_dict))
         for put in [self._of_state(part, state_dict[str(k)]) for k, part in enumerate(self._parts)]:
@@ -70,10 +70,10 @@ class Ensemble(ABC):
             part.dumps(FilePath(path) / str(k))
 
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Have each member's part take over its folder; all of them are checked first.
+        """Make each member's part take over its folder; all folders are checked first.
 
         Raises:
-            KeyError: there is another number of folders.
+            KeyError: the number of folders differs.
         """
         as_many(len(self), numbered(FilePath(path)))
         for put in [self._of_folder(part, FilePath(path) / str(k)) for k, part in enumerate(self._parts)]:
@@ -81,11 +81,11 @@ class Ensemble(ABC):
 
     @abstractmethod
     def _of_state(self, part: Any, state: Any) -> Put:
-        """Check the state of a part, and return the function that has the part resume."""
+        """Check the state of a part, and return the function that makes the part resume."""
 
     @abstractmethod
     def _of_folder(self, part: Any, folder: FilePath) -> Put:
-        """Check the folder of a part, and return the function that has the part take it over."""
+        """Check the folder of a part, and return the function that makes the part take it over."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self._parts))})"
@@ -96,10 +96,10 @@ class StorageEnsemble(Ensemble):
 
     Args:
         *storages: one for each member.
-        transforms: for each member, what is called with its part of a batch, or None.
+        transforms: for each member, a function that is called with its part of a batch, or None.
 
     Raises:
-        ValueError: there is another number of transforms.
+        ValueError: the number of transforms differs.
 
     Example:
         >>> storages = StorageEnsemble(LazyTensorStorage(3), LazyTensorStorage(4))
@@ -130,7 +130,7 @@ class StorageEnsemble(Ensemble):
         return torch.Size((self.max_size,))
 
     def get(self, index: Any) -> list[tuple[int, Any]]:
-        """Return the rows of an index as a sample has it: pairs of the number of a member and its rows.
+        """Return the rows of the index of a sample: pairs of the number of a member and its rows.
 
         Args:
             index: a TensorDict `[members, rows]` of "buffer_ids" and "index".
@@ -204,7 +204,7 @@ class WriterEnsemble(Ensemble, Writer):
 
     @property
     def write_count(self) -> int:
-        """Rows that were ever written, of all members."""
+        """Rows that were ever written by all members."""
         return sum(int(one.write_count) for one in self._parts)
 
     def _of_state(self, part: Any, state: Any) -> Put:
@@ -219,10 +219,10 @@ class SamplerEnsemble(Ensemble, Sampler):
 
     Args:
         *samplers: one for each member.
-        p: the share of each member, by any common factor; None: equal shares. "sampleable": the number of rows of each
-            (of slices, of the places where one can begin), and 0 where there is no batch.
+        p: the share of each member, up to a common factor; None: equal shares. "sampleable": the number of rows of each
+            (for slices, of places where one can begin), and 0 where there is no batch.
         sample_from_all: each batch has rows of each member.
-        num_buffer_sampled: from how many members a batch is drawn, with replacement; as many as there are by default.
+        num_buffer_sampled: from how many members a batch is drawn, with replacement; by default, as many as there are.
 
     Raises:
         ValueError: `p` is not a share for each member, or `num_buffer_sampled` below 1.
@@ -260,7 +260,7 @@ class SamplerEnsemble(Ensemble, Sampler):
         )  # fmt: skip
 
     def rows_each(self, batch_size: int) -> int:
-        """Return how many rows of a batch each chosen member gives.
+        """Return how many rows each chosen member contributes to a batch.
 
         Raises:
             ValueError: the batch cannot be divided among them.
@@ -292,7 +292,7 @@ class SamplerEnsemble(Ensemble, Sampler):
         return torch.multinomial(shares, self.num_buffer_sampled, True, generator=self._rng).tolist()
 
     def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
-        """Refuse to choose slots, which are those of members.
+        """Refuse to choose slots: each member chooses its own.
 
         Args:
             storage, batch_size: as `Sampler.slots`.
@@ -309,7 +309,7 @@ class SamplerEnsemble(Ensemble, Sampler):
         return position_of_folder(part, folder)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw from that generator from now on, and have all members do so."""
+        """Draw from that generator from now on, and make all members do so."""
         self._rng = generator
         for one in self._parts:
             if isinstance(one, Sampler):
@@ -319,12 +319,12 @@ class SamplerEnsemble(Ensemble, Sampler):
 
 
 def numbered(folder: FilePath) -> list[str]:
-    """Return the folders in a folder that have a number as their name."""
+    """Return the folders in a folder whose names are numbers."""
     return sorted(found.name for found in folder.iterdir() if found.is_dir() and found.name.isdigit())
 
 
 def as_many(members: int, found: list[str]) -> None:
-    """Raise StateDictError unless there is one of each member."""
+    """Raise StateDictError unless there is one for each member."""
     if found != sorted(map(str, range(members))):
         raise StateDictError(f"this ensemble has {members} members, and there are {', '.join(found)}")
 
