@@ -52,7 +52,7 @@ def _from_clone(name: str) -> str:
     return f"pip install ./plugins/tdstore-{name}   # from a clone of tdstore"
 
 
-# What to say of our own plugins when they are not installed.
+# What to say about our own plugins when they are not installed.
 KNOWN: dict[str, _Known] = {
     "h5": _Known(_from_clone("h5"), ("h5",), (".h5", ".hdf5")),
     "zarr": _Known(_from_clone("zarr"), ("zarr",), (".zarr", ".zarr.zip")),
@@ -421,7 +421,7 @@ class Registry:
         for impl in (self._plugins or self.plugins).manager.hook.tdstore_store_opened.get_hookimpls():
             try:
                 impl.function(store)
-            except Exception as error:  # an onlooker must not take the store away
+            except Exception as error:  # an error of a hook must not make the store unusable
                 self.plugins.keep_error(impl.plugin_name, "tdstore_store_opened", error)
         return store
 

@@ -324,6 +324,6 @@ class Epochs(Stream[Position]):
         return Position(epoch, items)
 
     def _threads(self) -> int:
-        # Opened here, by one thread: those that read would open it once each.
+        # Opened here, by one thread: the threads that read would each open it.
         _ = self.source.container, self.windows, self.blocks
         return max(self.prefetch, 1) if self.source.concurrent else 1

@@ -233,7 +233,7 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
 
     def _in_worker(self, worker: int, workers: int, begun: bool) -> Iterator[TensorDictBase]:
         """Yield the share of one worker: every `workers`-th of the batches that are left."""
-        if not begun:  # said here, since an error in `__iter__` would end the worker without a word to the caller
+        if not begun:  # raised here, since an error in `__iter__` would end the worker without telling the caller
             raise InvalidStateError(
                 "a state was loaded while the loader had workers, which do not know of it",
                 hint="load it before the first iteration of the DataLoader, or make a new DataLoader",

@@ -52,7 +52,7 @@ def _storage_class() -> Any:
             self.rows = rows
             self.ndim = rows.ndim
 
-        # What torchrl's parts look at.
+        # Attributes that torchrl's parts read.
         @property
         def initialized(self) -> bool:
             return self.rows.initialized

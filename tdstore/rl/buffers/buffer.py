@@ -437,7 +437,7 @@ class ReplayBuffer(RowAccess, Resumable):
         """Return the result of `sample` for rows: collated, marked, transformed, pinned."""
         listed = isinstance(batch, list)
         adds_index = self._described or getattr(self._writer, "adds_index", False)
-        if adds_index and not listed:  # so that `collate_fn` has the entries, too
+        if adds_index and not listed:  # so that `collate_fn` gets the entries, too
             describe(batch, info, self._described)
         if self._collate is not None:
             batch = self._collate(batch)

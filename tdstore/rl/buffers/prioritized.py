@@ -195,7 +195,7 @@ class PrioritizedSampler(Sampler):
             TypeError: the priorities are not real numbers.
         """
         slots = as_slots(index, storage)
-        values, largest = ranked(priority, len(slots))  # all is looked at before anything is set
+        values, largest = ranked(priority, len(slots))  # everything is checked before anything is set
         rows = self.max_capacity if storage is None else min(self.max_capacity, len(storage))
         if len(slots) and np.maximum.reduce(slots.view(np.uint64)) >= rows:  # beyond the end, or below 0
             named = slots != -1

@@ -80,7 +80,7 @@ class Sampler(ABC):
         """Return the number of batches left in this pass; None: there is no end."""
         return None
 
-    # What buffers tell; most samplers need none of it.
+    # Notifications of buffers; most samplers need none of them.
     def add(self, index: Any) -> None:
         """Record that a row was written."""
 

@@ -207,7 +207,7 @@ class SliceSampler(Sampler):
         """Choose trajectories for the pieces: where they begin, and their lengths."""
         if not self.strict_length:
             return found.begins_and_lengths(torch.randint(len(found), (pieces,), generator=self._rng).numpy())
-        # Most trajectories are long enough as a rule, so short ones are drawn again; else all are looked at.
+        # Most trajectories are long enough as a rule, so short ones are drawn again; else all are checked.
         begins, lengths = np.zeros(0, np.int64), np.zeros(0, np.int64)
         for _ in range(_TRIES):
             picked = torch.randint(len(found), (pieces,), generator=self._rng).numpy()

@@ -177,7 +177,7 @@ class CachedTable(Table):
             if self.stored.publish is not None:  # the place is there, before its rows are
                 self.stored.commit(before)
             self.publish = None
-        except BaseException:  # the place has no room: these rows do not wait, older ones go on waiting
+        except BaseException:  # the place has no room: these rows do not wait, older ones still do
             self._waiting.take_back(written)
             self._mirror.commit(before)
             raise

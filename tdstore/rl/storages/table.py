@@ -340,7 +340,7 @@ class ArrayTable(Table):
                 copies.append((start + first * size, value.data_ptr(), count * size))
             else:
                 casts.append((array, to_numpy(value)))
-        # Tensors in the memory have no other copy of the old rows: nothing is written before all can be.
+        # Tensors in memory have no other copy of the old rows: nothing is written before everything can be.
         for target, origin, nbytes in copies:
             memmove(target, origin, nbytes)
         for array, numbers in casts:

@@ -14,7 +14,7 @@ def nodes_by_breadth(roots: list[N], children: Callable[[N], list[N]], identity:
     """Return each node once, by breadth-first search from the roots, which are all different."""
     seen = {identity(root) for root in roots}
     order = list(roots)
-    for node in order:  # grows meanwhile
+    for node in order:  # grows during the loop
         for child in children(node):
             key = identity(child)
             if key not in seen:

@@ -307,7 +307,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
     def _planned_loads(self, path: str | os.PathLike[str]) -> Put:
         folder = FilePath(path)
         as_many(len(self), numbered(folder))
-        # Of earlier releases there are the checkpoints of members alone.
+        # Earlier releases wrote only the checkpoints of the members.
         former = not (folder / METADATA).exists()
         beside = Resumed(self._batch_size, None, []) if former else resumed(folder)
         self._check_rng(beside.rng)
