@@ -242,7 +242,7 @@ class StoreTimeoutError(StoreBusyError, TimeoutError):
 
 
 class SecondWriterError(StoreBusyError, RuntimeError):
-    """Another writer has the rows of a replay storage, which takes one at a time."""
+    """Another writer has the rows of a replay storage, which takes one writer at a time."""
 
 
 class ConflictError(StoreBusyError):

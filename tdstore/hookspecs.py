@@ -59,8 +59,8 @@ class Backend:
     """Whether the opener itself refuses, in mode "w", to replace what is not a dataset. Else the core opens in mode "r"
     what is there, before it calls the opener."""
     replaces_open: bool = False
-    """Whether the opener, in mode "w", replaces also what this process has open, and its commit ends what was dropped
-    (`lifetime.settle`). Else the core ends that before it calls the opener."""
+    """Whether the opener, in mode "w", also replaces what this process has open, and its commit ends what was dropped
+    (`lifetime.settle`). Otherwise the core ends that before it calls the opener."""
     exists: str = ""
     """`"package.module:function"`, called as `function(location, **options) -> bool`, where that is cheaper than
     opening the place. Default: the core opens it in mode "r"."""

@@ -391,8 +391,7 @@ class Registry:
     ) -> Store:
         """Call the backend's opener, with its options checked by name.
 
-        `trust=True` and `trust=False` are about values, which backends never read; any other value is an option of the
-        backend.
+        `trust=True` and `trust=False` are about values, which backends never read; any other is an option of theirs.
 
         Args:
             backend: the declaration.

@@ -100,7 +100,7 @@ class LeafSpec:
 
     @classmethod
     def of_checked(cls, shape: tuple[int, ...], dtype: torch.dtype, fill_value: Any, nbytes: int) -> LeafSpec:
-        """Return the spec of a leaf that was checked before, without another look at its shape and dtype."""
+        """Return the spec of a leaf that was checked before, without checking its shape and dtype again."""
         spec = cls.__new__(cls)
         spec.shape, spec.dtype, spec.fill_value, spec.options, spec.nbytes = shape, dtype, fill_value, {}, nbytes
         return spec

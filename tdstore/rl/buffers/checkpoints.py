@@ -259,7 +259,7 @@ class Resumable(ABC):
 
     @abstractmethod
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forget all rows; the writer begins again."""
+        """Forget all rows; the writer starts again."""
 
     @abstractmethod
     def _clear_prefetched(self) -> None:
@@ -358,8 +358,8 @@ class Resumable(ABC):
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Continue where a checkpoint was written: rows, cursor, sampling position, random numbers.
 
-        Everything is checked first: a checkpoint that does not fit, or is damaged, changes nothing. If the storage
-        device fails while rows are copied, the buffer is left empty, to be loaded or filled again.
+        Everything is checked first: a checkpoint that does not fit, or is damaged, changes nothing. If the
+        disk or server fails while rows are copied, the buffer is left empty, to be loaded or filled again.
 
         Raises:
             FileNotFoundError: the folder has no checkpoint of a replay buffer.

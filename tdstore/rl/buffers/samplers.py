@@ -122,7 +122,7 @@ class Sampler(ABC):
         (folder / _FILE).write_text(json.dumps(plain))
 
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Take over the state of a folder, of torchrl too."""
+        """Take over the state of a folder, including one of torchrl."""
         folder = FilePath(path)
         if not (folder / _FILE).exists() and (folder / _FILE_OF_TORCHRL).exists():
             with tdstore.open(folder) as found:

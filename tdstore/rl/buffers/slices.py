@@ -363,7 +363,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         return {"_firsts": torch.from_numpy(self._firsts.copy()), "_at": self._at, "_ran_out": self.ran_out}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on in the middle of a pass, if the storage has its trajectories; otherwise begin a new one."""
+        """Continue in the middle of a pass, if the storage has its trajectories; otherwise begin a new one."""
         self._seen = None if "_firsts" in state_dict else (-1, -1)  # earlier releases and torchrl have none
         if self._seen is None:
             self._firsts = state_dict["_firsts"].clone().numpy()

@@ -135,7 +135,7 @@ class MCTSForest:
 
     @property
     def max_size(self) -> int:
-        """The number of steps that there is room for."""
+        """The number of steps for which there is room."""
         return self.data_map.max_size
 
     def get_keys_from_env(self, env: Any) -> None:
