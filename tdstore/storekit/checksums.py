@@ -124,7 +124,7 @@ def block_text(block: int, size: int, nbytes: int) -> str:
 
 
 class Summer:
-    """Compute the checksums of a leaf that arrives in order, in pieces of whole blocks (the last may be short).
+    """Compute the checksums of a leaf that arrives in order, in pieces of any length.
 
     Args:
         nbytes: bytes of the leaf.
@@ -140,8 +140,13 @@ class Summer:
         self._at = 0
 
     def add(self, piece: Memory) -> None:
-        """Add the next `BLOCK` bytes, or the rest."""
-        self._crc += crcs_of(piece, self.block)
+        """Add the next bytes."""
+        begun = self._at % self.block
+        rest = piece
+        if begun:
+            rest = piece[self.block - begun :]
+            self._crc[-1] = google_crc32c.extend(self._crc[-1], piece[: self.block - begun])
+        self._crc += crcs_of(rest, self.block)
         start, stop = self._at, self._at + len(piece)
         for a, b in self._wanted:
             if a < stop and b > start:
@@ -149,7 +154,7 @@ class Summer:
         self._at = stop
 
     def add_zeros(self, size: int) -> None:
-        """Add `size` zeros as the next bytes: whole blocks or the rest."""
+        """Add `size` zeros as the next bytes, behind whole blocks: more of these, or the rest."""
         self._crc += [_crc_of_zeros(self.block)] * (size // self.block)
         if size % self.block:
             self._crc.append(_crc_of_zeros(size % self.block))

@@ -210,8 +210,9 @@ class TdzLeaves(MappedStore[LeafEntry]):
                         reserve(target, w.index)
                     put(target, w.index, w.value)
                 else:
-                    start = leaf.start + (first * leaf.nbytes // leaf.shape[0] if first else 0)
-                    write_tensor(self._open.new, w.value, start)
+                    at = first * leaf.nbytes // leaf.shape[0] if first else 0
+                    sums = leaf.sums_from(at)
+                    write_tensor(self._open.new, w.value, leaf.start + at, None if sums is None else sums.add)
 
     def _delete(self, paths: Sequence[Path]) -> None:
         for path in paths:

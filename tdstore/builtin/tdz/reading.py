@@ -69,10 +69,32 @@ class Listing(NamedTuple):
     end: int
 
 
+class WrittenSums:
+    """The checksums of a new leaf while its bytes are written in order: they need not be read again."""
+
+    __slots__ = ("_summer", "at", "crc")
+
+    def __init__(self, nbytes: int) -> None:
+        self._summer = Summer(nbytes)
+        self.crc = 0
+        self.at = 0
+        """How many bytes were written."""
+
+    def add(self, block: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+        """Add the bytes that were written next."""
+        self.crc = zlib.crc32(block.data, self.crc)
+        self._summer.add(block)
+        self.at += len(block)
+
+    def sums(self) -> Sums:
+        """Return the checksums of a manifest, once all bytes were written."""
+        return self._summer.sums()
+
+
 class LeafEntry(LeafFile):
     """A leaf of an archive: an entry of it, or one that is being built."""
 
-    __slots__ = ("building", "crc", "info", "start")
+    __slots__ = ("building", "crc", "info", "start", "written_sums")
 
     info: zipfile.ZipInfo | None
     """None for a leaf without elements; packed leaves share theirs."""
@@ -81,13 +103,31 @@ class LeafEntry(LeafFile):
     crc: int | None
     """CRC-32 of the entry."""
     building: bool
+    written_sums: WrittenSums | None
+    """Of one that is being built, as long as its bytes are written in order and through no mapping."""
+
+    def sums_from(self, at: int) -> WrittenSums | None:
+        """Return what a write of bytes from `at` on is to be added to; None where the leaf must be read again."""
+        if at == 0 and self.probe is None:
+            self.written_sums = WrittenSums(self.nbytes)
+        elif self.written_sums is not None and (self.probe is not None or self.written_sums.at != at):
+            self.written_sums = None
+        return self.written_sums
+
+    def take_written_sums(self) -> bool:
+        """Adopt the checksums of what was written, if that was the whole leaf; else return False."""
+        known, self.written_sums = self.written_sums, None
+        if known is None or not self.building or self.probe is not None or known.at != self.nbytes:
+            return False
+        self.crc, self.sums = known.crc, known.sums()
+        return True
 
 
 def as_entry(leaf: LeafFile) -> LeafEntry:
     """Turn the leaf of a manifest into one of an archive, without its place."""
     made = LeafEntry(leaf.path, leaf.shape, leaf.dtype, leaf.fill, leaf.file)
     made.sums, made.packed, made.offset = leaf.sums, leaf.packed, leaf.offset
-    made.info, made.start, made.crc, made.building = None, 0, None, False
+    made.info, made.start, made.crc, made.building, made.written_sums = None, 0, None, False, None
     return made
 
 

@@ -383,7 +383,8 @@ class TdzStore(TdzLeaves):
         pack: LeafEntry | None = None
         for leaf in leaves:
             if leaf.info is not None:
-                leaf.crc, leaf.sums = sums_of_range(fd, leaf.start, leaf.nbytes)
+                if not leaf.take_written_sums():
+                    leaf.crc, leaf.sums = sums_of_range(fd, leaf.start, leaf.nbytes)
                 pack = leaf if leaf.packed else pack
         if pack is not None and pack.info is not None:
             crc = crc_of_range(fd, pack.start - pack.offset, pack.info.file_size)

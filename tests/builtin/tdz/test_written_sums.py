@@ -1,0 +1,110 @@
+"""Checksums of new leaves are taken while they are written, and from the file where they were not written in order."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path as FsPath
+
+import numpy as np
+import pytest
+import torch
+
+import tdstore
+from tdstore.builtin.tdz import store as tdz
+from tdstore.builtin.tdz.store import TdzStore, open_tdz
+from tdstore.header import Group, Header
+from tdstore.storekit.checksums import BLOCK, Summer, sums_of_memory
+from tdstore.types import LeafSpec, StoreIndex, Write
+
+ROWS, WIDTH = 70, 25_000
+VALUE = torch.arange(ROWS * WIDTH, dtype=torch.float32).view(ROWS, WIDTH)  # 7 MB: more than one block
+ALL: StoreIndex = ()
+
+
+def rows(start: int, stop: int) -> StoreIndex:
+    return (slice(start, stop, 1),)
+
+
+WRITES: dict[str, tuple[list[tuple[StoreIndex, torch.Tensor]], bool]] = {
+    "whole": ([(ALL, VALUE)], False),
+    "pieces": ([(rows(0, 3), VALUE[:3]), (rows(3, 40), VALUE[3:40]), (rows(40, ROWS), VALUE[40:])], False),
+    "twice": ([(ALL, VALUE + 1), (ALL, VALUE)], False),
+    "whole, then its first rows": ([(ALL, VALUE), (rows(0, 3), VALUE[:3])], True),
+    "whole, then its last rows": ([(ALL, VALUE), (rows(69, 70), VALUE[69:])], True),
+    "whole, then rows within": ([(ALL, VALUE + 1), (rows(0, 50), VALUE[:50]), (rows(49, 70), VALUE[49:])], True),
+    "out of order": ([(rows(40, ROWS), VALUE[40:]), (rows(0, 40), VALUE[:40])], True),
+    "single rows": ([(ALL, VALUE + 1), ((torch.arange(ROWS),), VALUE)], True),
+    "columns": ([(ALL, VALUE + 1), ((slice(0, ROWS, 1), slice(0, WIDTH, 1)), VALUE)], True),
+}
+
+
+@pytest.fixture
+def made(tmp_path: FsPath) -> TdzStore:
+    store = open_tdz(str(tmp_path / "x.tdz"), mode="w", durable="none")
+    store.create({("a",): LeafSpec((ROWS, WIDTH), "float32")})
+    return store
+
+
+def is_sound(store: TdzStore) -> bool:
+    """Whether the archive holds `VALUE`, and fits its checksums and those of the zip."""
+    store.save_header(Header({(): Group(batch_size=(ROWS,), keys=("a",))}))
+    store.close()
+    with zipfile.ZipFile(store.location) as archive:
+        assert archive.testzip() is None
+    with tdstore.open(store.location, verify="full") as td:
+        return torch.equal(td["a"], VALUE) and tdstore.verify(store.location) == []
+
+
+@pytest.mark.parametrize("case", WRITES)
+def test_checksums_fit_however_a_leaf_was_written(case: str, made: TdzStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes, is_read_again = WRITES[case]
+    read: list[int] = []
+    sums_of_range = tdz.sums_of_range
+
+    def counted(fd: int, start: int, nbytes: int, block: int | None = None) -> object:
+        read.append(nbytes)
+        return sums_of_range(fd, start, nbytes, block)
+
+    for index, value in writes:
+        made.write([Write(("a",), index, value)])
+    with monkeypatch.context() as patched:
+        patched.setattr(tdz, "sums_of_range", counted)
+        made.save_header(Header({(): Group(batch_size=(ROWS,), keys=("a",))}))
+    assert read == ([VALUE.nbytes] if is_read_again else [])
+    assert is_sound(made)
+
+
+def test_what_was_written_through_a_view_counts(made: TdzStore) -> None:
+    made.write([Write(("a",), ALL, VALUE + 1)])
+    made.view(("a",)).numpy()[:] = VALUE.numpy()
+    assert is_sound(made)
+
+
+def test_what_is_written_after_a_view_was_given_counts(made: TdzStore) -> None:
+    view = made.view(("a",))
+    made.write([Write(("a",), ALL, VALUE + 1)])
+    view.numpy()[:] = VALUE.numpy()
+    assert is_sound(made)
+
+
+def test_a_failed_commit_reads_the_file_again(made: TdzStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.write([Write(("a",), ALL, VALUE)])
+
+    def no_room(*arguments: object) -> int:
+        raise OSError(28, "no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tdz, "finish", no_room)
+        with pytest.raises(tdstore.errors.StoreIOError):
+            made.save_header(Header({(): Group(batch_size=(ROWS,), keys=("a",))}))
+    assert is_sound(made)
+
+
+@pytest.mark.parametrize("nbytes", [1, 4095, BLOCK, BLOCK + 5, 6 << 20])
+def test_pieces_of_any_length_make_the_same_sums(nbytes: int) -> None:
+    memory = np.random.default_rng(0).integers(0, 255, nbytes, dtype=np.uint8)
+    summer, at = Summer(nbytes), 0
+    for length in (0, 1, 4094, 1 << 16, 100_000, 3 << 20, nbytes):
+        summer.add(memory[at : at + length])
+        at += len(memory[at : at + length])
+    assert summer.sums() == sums_of_memory(memory)
