@@ -351,7 +351,8 @@ class Session:
     def drop(self) -> None:
         """Close the descriptors, which releases the lock."""
         self.ended = True
-        _SESSIONS.get(self.key, LiveObjects[Session]()).discard(self)
+        if (others := _SESSIONS.get(self.key)) is not None:
+            others.discard(self)
         if self._lock >= 0 and self.pid == os.getpid():
             files.unlock(self._lock)  # closing is not enough: a forked child holds the same open file
         for fd in (self._lock, self.root):
