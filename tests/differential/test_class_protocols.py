@@ -6,9 +6,11 @@ import dataclasses
 import inspect
 
 import numpy as np
+import pytest
 import torch
 
 import tdstore
+from tdstore.errors import InvalidTypeError
 
 from .cases import Case, Cases
 from .oracle import Side
@@ -54,6 +56,28 @@ def inherited(M: Side) -> object:
 
 
 case("signature of a subclass", inherited)
+
+
+# --- objects and TensorDicts joined ---
+JOINS = {
+    "cat": lambda M, obj, td: M.TensorDict.cat([obj, td], 0),
+    "torch.cat of the TensorDict first": lambda M, obj, td: torch.cat([td, obj]),
+    "lazy_stack": lambda M, obj, td: M.lazy_stack([obj, td]),
+    "lazy_stack of the TensorDict first": lambda M, obj, td: M.lazy_stack([td, obj], 1),
+    "lazy_stack of other keys": lambda M, obj, td: M.lazy_stack([obj, td.exclude("b")]),
+}
+
+
+def joined(M: Side, way: str) -> object:
+    made = M.tensorclass(body(a=torch.Tensor, b=torch.Tensor))
+    obj = made(a=t(3, 2), b=t(3), batch_size=[3])
+    found = JOINS[way](M, obj, M.td({"a": t(3, 2) + 1, "b": t(3) + 1}, [3]))
+    kind = type(found).__name__
+    return kind, found.batch_size, {key: found.get(key) for key in sorted(found.keys())}
+
+
+for way in JOINS:
+    case(f"an object and a TensorDict: {way}", lambda M, way=way: joined(M, way))
 
 
 # --- hashes ---
@@ -178,3 +202,15 @@ def test_a_constructor_of_the_class_is_its_signature() -> None:
 def test_an_optional_array_is_cast() -> None:
     cls = tdstore.tensorclass(autocast=True)(body(a=(np.ndarray | None, None)))
     assert isinstance(cls(a=torch.ones(2)).a, np.ndarray) and cls().a is None
+
+
+def test_an_object_stacked_with_a_tensordict_gives_what_comes_first() -> None:
+    made = tdstore.tensorclass(body(a=torch.Tensor))
+    obj, td = made(a=t(3), batch_size=[3]), tdstore.TensorDict({"a": t(3) + 1}, [3])
+    for fn in (torch.stack, torch.cat):  # theirs knows `cat` of a TensorDict and an object only
+        assert type(fn([obj, td])) is made
+        assert type(fn([td, obj])) is tdstore.TensorDict
+        assert fn([obj, td]).a.tolist() == fn([obj, obj + 1]).a.tolist()
+    other = tdstore.tensorclass(body(a=torch.Tensor))(a=t(3), batch_size=[3])
+    with pytest.raises(InvalidTypeError, match="cannot join"):
+        torch.stack([obj, other])

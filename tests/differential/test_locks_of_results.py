@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import tempfile
 
 import pytest
 import torch
@@ -75,6 +77,53 @@ PARTS = {
 for name, index in PARTS.items():
     for dim in (0, 1):
         case(f"the lock of {name} of a lazy stack along {dim}", lambda M, d=dim, i=index: lock_of_part(M, d, i))
+
+
+# --- rows of memory-mapped and shared data ---
+def lock_of_rows(M: Side, way: str, index: object) -> object:
+    td = M.td({"a": t(4, 3), "n": {"e": t(4, 3)}}, [4, 3])
+    part = (td.memmap_() if way == "mapped" else td.share_memory_())[index]
+    return part.is_locked, part["n"].is_locked, takes_a_key(part), part["a"]
+
+
+ROWS = {
+    "from the second": slice(1, None), "from the end": slice(-2, None), "no rows": slice(3, 1), "one": 1,
+    "the first": slice(0, 2), "every other": slice(None, None, 2), "columns": (slice(None), slice(1, 2)),
+    "all": slice(0, None), "new dimension": (None, slice(1, 3)), "ellipsis": (..., slice(1, 3)),
+    "one and columns": (1, slice(0, 2)),
+}  # fmt: skip
+for way in ("mapped", "shared"):
+    for name, index in ROWS.items():
+        case(f"the lock of rows of {way} data: {name}", lambda M, w=way, i=index: lock_of_rows(M, w, i))
+
+
+# --- one buffer: a pickle and a file of what was locked come locked ---
+def container(M: Side, kind: str) -> object:
+    if kind == "lazy":
+        return M.LazyStackedTensorDict(*[M.td({"a": t(3)}, []) for _ in range(2)], stack_dim=0)
+    return M.td({"a": t(3), "n": {"e": t(3)}}, [3])
+
+
+def pickled(M: Side, kind: str, lock: bool) -> object:
+    td = container(M, kind)
+    one = (td.lock_() if lock else td).consolidate()  # type: ignore[attr-defined]
+    back = pickle.loads(pickle.dumps(one))
+    again = pickle.loads(pickle.dumps(back.consolidate()))
+    return one.is_locked, back.is_consolidated(), back.is_locked, again.is_locked, takes_a_key(back)
+
+
+def filed(M: Side, kind: str, lock: bool) -> object:
+    td = container(M, kind)
+    with tempfile.TemporaryDirectory() as folder:
+        made = (td.lock_() if lock else td).consolidate(f"{folder}/one")  # type: ignore[attr-defined]
+        back = M.TensorDict.from_consolidated(f"{folder}/one")
+        return made.is_locked, str(made.device), back.is_locked, back.device, takes_a_key(back), back["a"]
+
+
+for kind in ("plain", "lazy"):
+    for lock in (True, False):
+        case(f"pickle of a consolidated one, {kind}, locked: {lock}", lambda M, k=kind, x=lock: pickled(M, k, x))
+        case(f"file of a consolidated one, {kind}, locked: {lock}", lambda M, k=kind, x=lock: filed(M, k, x))
 
 # --- refused while locked, whatever else is wrong ---
 case("del_ of a missing key of a locked one", lambda M: locked(M).del_("zz"))

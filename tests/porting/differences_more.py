@@ -178,7 +178,7 @@ MORE: list[tuple[str, str, str]] = [
         "type(C(a=torch.ones(3), batch_size=[3]).to_h5('f.h5')).__name__",
         "C",
     ),
-    ("both, as `td[:3]`", "td.memmap_('d')[1:2].is_memmap()", "True"),
+    ("as of `td[:3]` and `td[::2]`", "td.memmap_('d')[1:2].is_memmap()", "True"),
     (
         "`torch.func.grad`, `vjp`",
         "torch.func.grad(lambda t: t['a'].sum())(td.to_h5('f.h5'))['a'].tolist()",
@@ -270,4 +270,16 @@ MORE: list[tuple[str, str, str]] = [
         "TypeError",
     ),
     ("and no tensors (`is_memmap()`", "M.NonTensorData('x').share_memory_().is_shared()", "False"),
+    (
+        "join with those of their class and with TensorDicts",
+        "C = type('C', (M.TensorClass,), {'__module__': 'm', '__annotations__': {'a': torch.Tensor}}); "
+        "type(torch.cat([C(a=torch.ones(3), batch_size=[3]), td])).__name__",
+        "C",
+    ),
+    (
+        "elements of `lazy_stack` are TensorDicts",
+        "C = type('C', (M.TensorClass,), {'__module__': 'm', '__annotations__': {'a': torch.Tensor}}); "
+        "type(M.lazy_stack([C(a=torch.ones(3), batch_size=[3]), td])[0]).__name__",
+        "TensorDict",
+    ),
 ]

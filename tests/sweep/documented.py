@@ -113,8 +113,6 @@ DOCUMENTED = [
         r"lock|\['keys'\]|tensorclass|result'\]: expected False",
     ),
     Documented("of mapped data with `num_threads=`", "num_threads=2", "memmap|loaded"),
-    Documented("`td.consolidate(path).device`", r"consolidate\(", "", r"device'\]"),
-    Documented("rows after the first of memory-mapped", r"^td\[", "memmap|shared|loaded", "locked"),
     Documented("exclude(..., inplace=true)` of a locked", r"exclude\(", "memmap|shared|locked"),
     Documented("new entries in the copy that", "flatten_keys", "memmap|shared|locked"),
     Documented("an update with what is no mapping", r"update\((3|\[)", "memmap|shared|locked"),
@@ -145,9 +143,6 @@ DOCUMENTED = [
     Documented("keep the class, of nested objects, too", r"^pad\(", "class"),
     Documented("the class if this process declared it", "h5|consolidate", "class", "tensorclass"),
     Documented("takes the device of `other`", r"squeeze\(td\)", "class", "is td"),
-    Documented(
-        "objects join with those of their class", r"cat\(|stack\(", "class", "^(ours raises|expected)", weak=True
-    ),
     Documented("objects join with those of their class", r"cat\(|stack\(|load_state_dict\({}", "class"),
     Documented(
         "`set`, `pad` and stored data of a `typedtensordict`", r"set|pad|memmap|h5|stack_tensors", "typed", "kind|is td"

@@ -22,6 +22,8 @@ THROUGH = 32
 """Changes of structure go to the store too: the container was opened for writing."""
 CONSOLIDATED = 64
 """The tensors are views of one buffer."""
+SOURCE_LOCKED = 256
+"""What was consolidated was locked: a pickle of it comes locked."""
 ALIAS = 128
 """The tensors are `.data` or `detach()` of tensors that require gradients; `share_memory_` moves both."""
 READONLY = 4

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import Container
-from tdstore.container.core.locks import CONSOLIDATED
+from tdstore.container.core.locks import CONSOLIDATED, SOURCE_LOCKED
 from tdstore.container.core.tensorclasses import Typed, maker_of, resolve_class, unwrap
 from tdstore.container.entries.nested_tensors import ragged_dim
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
@@ -91,7 +91,7 @@ def consolidated(td: Any, new_buffer: Callable[[int], Tensor], copy: Copy) -> Te
     copy(views, parts)
     rest = iter(views)
     made: TensorDict = source._with_leaves(rebuilt(leaf, rest) for leaf in leaves)
-    made._state |= CONSOLIDATED
+    made._state |= CONSOLIDATED | (SOURCE_LOCKED if td.is_locked else 0)
     return made
 
 
@@ -160,6 +160,7 @@ def moved(td: Any, device: torch.device, non_blocking: bool) -> TensorDict:
     """Move a consolidated container to another device by moving its one buffer."""
     made = unpacked(packed(td), buffer_of(td).to(device, non_blocking=non_blocking))
     made._set_device(device)
+    made._state |= td._state & SOURCE_LOCKED
     return made.lock_() if td.is_locked else made
 
 
@@ -227,11 +228,15 @@ def _cut(place: tuple[torch.dtype, tuple[int, ...], int], buffer: Tensor) -> Ten
     return Slot(dtype, shape, start, torch.Size(shape).numel() * dtype.itemsize, 0).view(buffer)
 
 
-def unpickled(parts: tuple[Any, ...], buffer: Tensor, locked: bool) -> TensorDict:
-    """Rebuild a consolidated container from its pickle: unlocked, whether it was `locked` or not."""
-    return unpacked(parts, buffer)
+def unpickled(parts: tuple[Any, ...], buffer: Tensor, locked: bool, source_locked: bool = False) -> TensorDict:
+    """Rebuild a consolidated container from its pickle: locked if what was consolidated was, whatever it was itself."""
+    made = unpacked(parts, buffer)
+    if source_locked:
+        made._state |= SOURCE_LOCKED
+        made.lock_()
+    return made
 
 
 def reduced(td: Any) -> tuple[Any, ...]:
     """Return the pickled form of a consolidated container: one buffer and the structure."""
-    return rebuild, ("consolidated", packed(td), buffer_of(td), td.is_locked)
+    return rebuild, ("consolidated", packed(td), buffer_of(td), td.is_locked, bool(td._state & SOURCE_LOCKED))

@@ -192,16 +192,17 @@ def takes(td: Any, key: str) -> bool:
 def unwrap_all(tds: list[Any]) -> tuple[type[Typed] | None, list[Any]]:
     """Unwrap containers, and return the class that they share; return None and the same list if none has one.
 
-    A TypedTensorDict is a TensorDict, too: beside others of any class, the class is that of the first.
+    Beside TensorDicts, and for a TypedTensorDict beside others of any class, the class is that of the first.
 
     Raises:
-        InvalidTypeError: of different classes, or only some have one.
+        InvalidTypeError: of different classes.
     """
     if not any(issubclass(kind, Typed) for kind in set(map(type, tds))):
         return None, tds
     kinds = list(dict.fromkeys(type(td) for td in tds))
     if len(kinds) > 1:
-        if all(issubclass(kind, MutableMapping) for kind in kinds):
+        classes = [kind for kind in kinds if issubclass(kind, Typed)]
+        if len(classes) == 1 or all(issubclass(kind, MutableMapping) for kind in kinds):
             return kinds[0] if issubclass(kinds[0], Typed) else None, [unwrap(td) for td in tds]
         raise InvalidTypeError(f"cannot join {' and '.join(kind.__name__ for kind in kinds)}: all must be of one class")
     return kinds[0], [td._tensordict for td in tds]

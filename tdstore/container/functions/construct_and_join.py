@@ -362,8 +362,10 @@ def lazy_stack(
         raise InvalidStateError("lazy_stack needs at least one TensorDict")
     if all(isinstance(td, (Tensor, NonTensor)) for td in tds):
         return torch.stack(tds, dim, out=out)
+    mixed = not all(isinstance(td, Typed) for td in tds)
     tensorclass, tds = unwrap_all(tds)
     if tensorclass is not None and not tensorclass._open:
+        tensorclass = None if mixed else tensorclass
         made = lazy_stack(
             tds, dim, device=device, out=unwrap(out), stack_dim_name=stack_dim_name, strict_shape=strict_shape
         )

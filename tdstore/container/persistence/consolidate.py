@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import Container
-from tdstore.container.core.locks import CONSOLIDATED, SHARED
+from tdstore.container.core.locks import CONSOLIDATED, SHARED, SOURCE_LOCKED
 from tdstore.container.core.one_buffer import consolidated, is_one_buffer, joined, parts_of
 from tdstore.container.entries.nested_tensors import ragged_dim
 from tdstore.container.persistence.saving import later
@@ -122,6 +122,7 @@ class ConsolidatingMixin(Container):
         def run() -> Any:
             if place is not None:
                 made = written(self, place)
+                made._set_device(torch.device("cpu"))  # as of all that is mapped
             elif self.is_consolidated() and device is None and not share_memory and not pin_memory:
                 return self
             else:
@@ -165,7 +166,8 @@ class ConsolidatingMixin(Container):
     ) -> TensorDictBase:
         """Map a file that `consolidate` wrote, with this library or with the `tensordict` package.
 
-        The description in the file is not trusted: no name in it is imported.
+        The description in the file is not trusted: no name in it is imported. The result is locked if what was written
+        was.
 
         Args:
             filename: the file.
@@ -217,7 +219,7 @@ def written(td: Any, filename: str) -> TensorDictBase:
             yield slot.start, part
 
     url = os.path.realpath(filename)
-    write_file(url, layout.Contents(Header(groups), places, ragged), values())
+    write_file(url, layout.Contents(Header(groups), places, ragged, locked=td.is_locked), values())
     return opened(url, shared=True)
 
 
@@ -250,5 +252,7 @@ def over_buffer(url: str, contents: layout.Contents, buffer: Tensor) -> TensorDi
         for key in path:
             node = node._child(key)
         node._reorder(list(contents.header.groups[path].keys))
-    td._state |= CONSOLIDATED
+    td._state |= CONSOLIDATED | (SOURCE_LOCKED if contents.locked else 0)
+    if contents.locked:
+        td.lock_()
     return value_by_itself(td, handle) if groups[()].kind == VALUE_KIND else td

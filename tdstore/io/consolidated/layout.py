@@ -54,6 +54,8 @@ class Contents:
     ragged: dict[Path, Ragged] = field(default_factory=dict)
     summed: bool = True
     """Whether the description has checksums (`sealing`)."""
+    locked: bool = False
+    """Whether what was written was locked, and comes locked."""
 
     def every_slot(self) -> list[Slot]:
         """Return the slots of all leaves, and of the parts of ragged ones."""
@@ -84,9 +86,8 @@ def encode(contents: Contents) -> bytes:
         leaves[path[:-1]] |= records | {_OFFSETS + path[-1]: offsets}
     made: dict[Path, dict[str, Any]] = {}
     for path in sorted(contents.header.groups, key=len, reverse=True):
-        made[path] = _object(
-            contents.header.groups[path], leaves[path], {p[-1]: made.pop(p) for p in below.get(path, ())}
-        )
+        groups = {p[-1]: made.pop(p) for p in below.get(path, ())}
+        made[path] = _object(contents.header.groups[path], leaves[path], groups, contents.locked)
     root = made[()]
     own = root.pop("size", {_EXTRA: 1})
     root["size"] = own | {_SUMS: blank(contents.placed())}  # the very end of the text
@@ -105,17 +106,17 @@ def _record(slot: Slot) -> list[Any]:
     ]
 
 
-def _object(group: Group, leaves: dict[str, Any], groups: dict[str, Any]) -> dict[str, Any]:
+def _object(group: Group, leaves: dict[str, Any], groups: dict[str, Any], locked: bool) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     if group.kind == LAZY:
-        facts = {"stack_dim": group.extra["stack_dim"], "stack_dim_name": group.extra.get("name"), "is_locked": False}
+        facts = {"stack_dim": group.extra["stack_dim"], "stack_dim_name": group.extra.get("name"), "is_locked": locked}
         extra = {"batch_size": group.extra["batch_size"]} if "batch_size" in group.extra else {}
         made = {"cls": LAZY, "non_tensors": {}, "leaves": leaves, "cls_metadata": facts, **groups}
     else:
         batch = list(group.batch_size or ())
         names = list(group.names) if group.names is not None else [None] * len(batch)
-        facts = {"device": group.device, "names": names, "batch_size": batch, "is_locked": False}
-        values, stacks, records = _split(group, batch)
+        facts = {"device": group.device, "names": names, "batch_size": batch, "is_locked": locked}
+        values, stacks, records = _split(group, batch, locked)
         hidden = {key: groups.pop(key) for key in list(groups) if key in _OWN}
         made = {"cls": "TensorDict", "non_tensors": values, "leaves": leaves, "cls_metadata": facts, **stacks, **groups}
         meta = [key for key in values if group.values[key].get("meta") is True]
@@ -130,7 +131,7 @@ def _object(group: Group, leaves: dict[str, Any], groups: dict[str, Any]) -> dic
     return made
 
 
-def _split(group: Group, batch: list[int]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _split(group: Group, batch: list[int], locked: bool) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Split values into those that `tensordict` can write, such stacks, and value records of the others."""
     values: dict[str, Any] = {}
     stacks: dict[str, Any] = {}
@@ -139,19 +140,19 @@ def _split(group: Group, batch: list[int]) -> tuple[dict[str, Any], dict[str, An
         if "data" in record and "codec" not in record and _is_json(record["data"]):
             values[key] = [record["data"], batch, group.device]
         elif "stack" in record and key not in _OWN and _is_json(record["stack"]) and record["stack"]:
-            stacks[key] = _stack_object(record["stack"], record.get("ndim", 1), group.device, batch)
+            stacks[key] = _stack_object(record["stack"], record.get("ndim", 1), group.device, batch, locked)
         else:
             records[key] = record
     return values, stacks, records
 
 
-def _stack_object(values: list[Any], levels: int, device: str | None, batch: list[int]) -> dict[str, Any]:
-    facts = {"stack_dim": 0, "stack_dim_name": None, "is_locked": False}
+def _stack_object(values: list[Any], levels: int, device: str | None, batch: list[int], locked: bool) -> dict[str, Any]:
+    facts = {"stack_dim": 0, "stack_dim_name": None, "is_locked": locked}
     made: dict[str, Any] = {"cls": _VALUES, "non_tensors": {}, "leaves": {}, "cls_metadata": facts}
     if levels <= 1:
         made["non_tensors"] = {str(i): [value, batch[1:], device] for i, value in enumerate(values)}
         return made
-    return made | {str(i): _stack_object(part, levels - 1, device, batch[1:]) for i, part in enumerate(values)}
+    return made | {str(i): _stack_object(part, levels - 1, device, batch[1:], locked) for i, part in enumerate(values)}
 
 
 def _is_json(data: Any) -> bool:
@@ -189,7 +190,8 @@ def decode(text: bytes, size: int, url: str) -> Contents:
         if len(reader.groups) > MAX_GROUPS:
             raise CorruptStoreError(f"{url} has more than {MAX_GROUPS} groups", url=url)
     header = header_from_builtins({"format": 1, "groups": [[list(p), g] for p, g in reader.groups.items()]}, url=url)
-    contents = Contents(header, reader.slots, reader.ragged, reader.summed)
+    locked = root["cls_metadata"].get("is_locked") is True
+    contents = Contents(header, reader.slots, reader.ragged, reader.summed, locked)
     at = 0
     for slot in sorted((slot for slot in contents.every_slot() if slot.nbytes), key=lambda slot: slot.start):
         if slot.start < at:

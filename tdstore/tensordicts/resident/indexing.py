@@ -129,7 +129,7 @@ class IndexedTree(BindingMixin):
         td = self._new(data, new, self._device, names)
         if self._state & VIEW_FLAGS:
             td._state = self._state & VIEW_FLAGS
-            if self._state & LOCKED:
+            if self._state & LOCKED and not _starts_later(index):
                 td.lock_()
         return td
 
@@ -180,7 +180,7 @@ class IndexedTree(BindingMixin):
         made = self._move_tree(lambda t: rows_at(t, index), new, indexed_names(self._names, index, ndim), ndim)
         if self._state & (MAPPED | SHARED) and all(t is True or t is None or type(t) is slice for t in index):
             made._mark(self._state & VIEW_FLAGS)  # True adds a dimension, and what it gives are views
-            if self._state & LOCKED:
+            if self._state & LOCKED and not _starts_later(index):
                 made.lock_()
         return made
 
@@ -448,6 +448,12 @@ def _basic_shape(terms: tuple[Any, ...], batch: torch.Size) -> tuple[tuple[Any, 
             return None
         at += 1
     return terms, None if whole else torch.Size((*sizes, *batch[at:]))
+
+
+def _starts_later(index: Any) -> bool:
+    """Check whether a slice leaves out the first rows: such views of mapped or shared data are not locked."""
+    terms = index if type(index) is tuple else (index,)
+    return any(type(term) is slice and term.start not in (None, 0) for term in terms)
 
 
 def _value_at(value: Any, index: Any, batch: torch.Size, new: torch.Size) -> Any:
