@@ -7,8 +7,7 @@ import tensordict as peer
 import torch
 
 import tdstore
-from tdstore import NonTensorData, NonTensorStack, TensorDict, UnbatchedTensor
-from tdstore.errors import UnsupportedError
+from tdstore import NonTensorData, TensorDict, UnbatchedTensor
 
 from .oracle import OURS, PEER, differences, outcome
 
@@ -80,9 +79,7 @@ def test_a_loop_over_entries_needs_to_know_no_kinds(suffix, tmp_path):
         td.close()
 
 
-def test_an_entry_has_no_file_of_its_own_and_no_entries(tmp_path):
-    with pytest.raises(UnsupportedError, match="TensorDict"):
-        NonTensorStack("a").memmap(tmp_path / "a")
+def test_a_tensordict_is_not_updated_with_a_value():
     with pytest.raises(TypeError, match="update takes a TensorDict or a dict"):
         TensorDict({"x": 1}).update(NonTensorData("a"))
 

@@ -122,7 +122,8 @@ class ConsolidatingMixin(Container):
         def run() -> Any:
             if place is not None:
                 made = written(self, place)
-                made._set_device(torch.device("cpu"))  # as of all that is mapped
+                if isinstance(made, Container):  # else a value by itself
+                    made._set_device(torch.device("cpu"))  # as of all that is mapped
             elif self.is_consolidated() and device is None and not share_memory and not pin_memory:
                 return self
             else:
