@@ -85,6 +85,7 @@ def register_kinds() -> None:
     register("Text", columns.Text, safe=_text)
     register("UnbatchedTensor", unbatched.rebuilt, safe=unbatched.rebuilt)
     register("MemoryMappedTensor", tensor.reopened, safe=_mapped)
+    register("leaf", tensor.from_copy)
     register("MemoryMappedTensor.part", tensor.reopened_part, safe=_mapped_part)
     register("Selection", selection.Selection, safe=selection.Selection)
     register("Axis", plans.Axis, safe=plans.Axis)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
 import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
+from multiprocessing.context import get_spawning_popen
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -412,7 +414,7 @@ class MemoryMappedTensor(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self._filename is None or self.is_conj() or self.is_neg():
-            return torch.Tensor(self.detach()).clone().__reduce_ex__(protocol)
+            return copied(torch.Tensor(self.detach())).__reduce_ex__(protocol)
         file = self._file
         if file.lease is not None and (lease := file.lease()) is not None:
             lease.escape()
@@ -427,6 +429,34 @@ class MemoryMappedTensor(Tensor):
         # A copy has no file of its own: as `clone`, it is a plain tensor.
         memo[id(self)] = copy = self.clone()
         return copy
+
+
+class CopiedLeaf(Tensor):
+    """Leaf that is pickled as its bytes."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        leaf = self.as_subclass(Tensor)
+        data = ctypes.string_at(leaf.data_ptr(), leaf.nbytes) if leaf.nbytes else b""
+        return rebuild, ("leaf", leaf.dtype, tuple(leaf.shape), data)
+
+
+def from_copy(dtype: torch.dtype, shape: tuple[int, ...], data: bytes) -> Tensor:
+    """Rebuild a `CopiedLeaf`, in memory of its own."""
+    made = torch.empty(shape, dtype=dtype)
+    ctypes.memmove(made.data_ptr(), data, min(made.nbytes, len(data)))
+    return made
+
+
+def copied(leaf: Tensor) -> Tensor:
+    """Return a copy of a leaf, to be pickled.
+
+    For a process that starts it is pickled as its bytes. torch would give the process a file descriptor, which ends
+    with the copy, before the process has it.
+    """
+    plain = leaf.layout is torch.strided and leaf.device.type == "cpu" and type(leaf) in (Tensor, MemoryMappedTensor)
+    if get_spawning_popen() is None or not plain or leaf.is_nested or leaf.requires_grad:
+        return leaf.clone()
+    return leaf.detach().as_subclass(Tensor).resolve_conj().resolve_neg().contiguous().as_subclass(CopiedLeaf)
 
 
 class MappedFile(NamedTuple):
