@@ -223,9 +223,12 @@ def sums_of_block(data: bytes | Memory, block: int = BLOCK) -> Sums:
         >>> sums_of_block(bytes(3)) == sums_of_memory(np.zeros(3, np.uint8))
         True
     """
-    whole = crc32c(data)
-    ranges = tip_ranges(len(data))
-    tips = whole if len(ranges) == 1 else crc32c(b"".join([bytes(data[a:b]) for a, b in ranges]))
+    whole = tips = crc32c(data)
+    if len(data) > 3 * TIP:
+        (_, first), *others = tip_ranges(len(data))
+        tips = crc32c(data[:first])
+        for start, stop in others:
+            tips = google_crc32c.extend(tips, data[start:stop])
     return Sums(whole.to_bytes(4, "little"), tips, block)
 
 

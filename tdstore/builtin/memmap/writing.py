@@ -545,7 +545,7 @@ def _first_row(term: slice | Tensor) -> int:
 
 
 def _is_full(index: StoreIndex, shape: torch.Size) -> bool:
-    return all(
+    return not index or all(
         isinstance(term, slice) and term.start == 0 and term.stop == n and term.step == 1
         for term, n in zip(index, shape, strict=False)
     )
