@@ -282,4 +282,23 @@ MORE: list[tuple[str, str, str]] = [
         "type(M.lazy_stack([C(a=torch.ones(3), batch_size=[3]), td])[0]).__name__",
         "TensorDict",
     ),
+    (
+        "has one dimension for such lists, whatever their lengths",
+        "list(T.from_dict({'s': [['a', 'b'], ['c', 'd']]}, auto_batch_size=True).batch_size)",
+        "[2]",
+    ),
+    (
+        "a pickle of that one is, too",
+        "import pickle; type(pickle.loads(pickle.dumps(M.TensorDictParams(td).consolidate()))).__name__",
+        "TensorDict",
+    ),
+    (
+        "given to a process that starts afresh",
+        "import io, pickle; from multiprocessing.context import set_spawning_popen; "
+        "from multiprocessing.reduction import ForkingPickler; "
+        "popen = type('P', (), {'duplicate_for_child': lambda self, fd: fd, 'DupFd': lambda self, fd: fd})(); "
+        "mapped, file = td.memmap_(), io.BytesIO(); set_spawning_popen(popen); ForkingPickler(file).dump(mapped); "
+        "set_spawning_popen(None); pickle.loads(file.getvalue())['a'].add_(1); mapped['a'].tolist()",
+        "[1.0, 1.0, 1.0]",
+    ),
 ]
