@@ -95,3 +95,15 @@ def test_what_is_mapped_is_on_the_cpu_however_it_is_opened(tmp_path: Path) -> No
         td = tdstore.open(tmp_path / "m", mode)
         assert (td.device, td["n"].device, td[1:]["n"].device) == (torch.device("cpu"),) * 3
         td.close()
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_batch_made_like_another_is_a_batch_of_its_own(device: str | None, locked: bool) -> None:
+    found = []
+    for module in (tensordict, tdstore):
+        td = made(module, device)
+        like = td.lock_().to(td.clone()) if locked else td.to(td.clone())
+        found.append((like is td, like["n"] is td["n"], like["a"] is td["a"], like.is_locked))
+        assert like.unlock_().set("new", torch.ones(4)) is like and "new" not in td.keys()
+    assert found == [(False, False, True, locked)] * 2

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import Container
-from tdstore.container.core.locks import ALIAS
+from tdstore.container.core.locks import ALIAS, LOCKED
 from tdstore.container.core.one_buffer import is_one_buffer, moved
 from tdstore.container.core.tensor_attrs import FIELDS, TensorAttrs, asked, converted, described, recorded
 from tdstore.container.entries.unbatched import is_batched
@@ -58,7 +58,7 @@ class PlacingMixin(Container):
                 place; `inplace=True`, which changes this TensorDict instead of making one.
 
         Returns:
-            This TensorDict when there is nothing to change, else a new one.
+            This TensorDict when there is nothing to change, else a new one. As another TensorDict, always a new one.
 
         Raises:
             TypeError: an argument is none of these, or given twice.
@@ -69,7 +69,7 @@ class PlacingMixin(Container):
             >>> td.to(torch.float64)["a"].dtype, td.to("cpu").device
             (torch.float64, device(type='cpu'))
         """
-        inplace, batch_size, other = False, None, None
+        inplace, batch_size, other, anew = False, None, None, False
         if kwargs:
             kwargs.pop("num_threads", None), kwargs.pop("non_blocking_pin", None)
             inplace = kwargs.pop("inplace", False)
@@ -77,6 +77,7 @@ class PlacingMixin(Container):
             other = kwargs.pop("other", None)
         if args and isinstance(args[0], (Container, Tensor, TensorAttrs)):
             other, args = args[0], args[1:]
+            anew = isinstance(other, Container) and not inplace and not self._state & ~LOCKED
         device, dtype, non_blocking = None, None, False
         each = recorded(other) if isinstance(other, Container) else {}
         if each:
@@ -97,6 +98,9 @@ class PlacingMixin(Container):
         # the device of another TensorDict is taken as it is, none too
         cleared = isinstance(other, Container) and not each and device is None and self._device is not None
         if not each and dtype is None and (device is None or device == self._device) and not cleared:
+            if anew:
+                same: Self = self.clone(recurse=False)
+                return same.lock_() if self.is_locked else same
             return self
         made: Self = converted(self, each, non_blocking) if each else self
         if device is not None or dtype is not None:
