@@ -1,4 +1,4 @@
-"""Building blocks for backends: checks, error texts, documents, files, locks, checksums, and engines over them.
+"""Building blocks for backends: checks, error texts, documents, files, locks, checksums, and the local engine.
 
 The names in `__all__` are public; `docs/reference/storage-protocol.md` lists them.
 """

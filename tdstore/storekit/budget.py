@@ -56,7 +56,7 @@ def is_suspect(wanted: int, stored: int) -> bool:
 
     Args:
         wanted: bytes that the read allocates.
-        stored: bytes of it that the storage holds.
+        stored: those of them that the storage holds.
 
     Example:
         >>> is_suspect(4 << 30, 1 << 20), is_suspect(4 << 30, 1 << 30), is_suspect(1 << 20, 0)
@@ -66,12 +66,12 @@ def is_suspect(wanted: int, stored: int) -> bool:
 
 
 def refuse_absent(path: Path, wanted: int, stored: int, url: str) -> CorruptStoreError:
-    """Build the error for a read that `is_suspect`.
+    """Build the error for a read for which `is_suspect` is true.
 
     Args:
         path: the leaf that takes the most.
         wanted: bytes that the read allocates.
-        stored: bytes of it that the storage holds.
+        stored: those of them that the storage holds.
         url: the location, for messages.
     """
     return CorruptStoreError(
@@ -83,7 +83,7 @@ def refuse_absent(path: Path, wanted: int, stored: int, url: str) -> CorruptStor
 
 
 def check_holes(path: Path, wanted: int, stored: Callable[[], int], url: str) -> None:
-    """Refuse to copy elements of a leaf that take far more memory than the storage holds.
+    """Refuse to copy elements of a leaf that take far more memory than is stored.
 
     Args:
         path: the leaf.
@@ -92,7 +92,7 @@ def check_holes(path: Path, wanted: int, stored: Callable[[], int], url: str) ->
         url: the location, for messages.
 
     Raises:
-        CorruptStoreError: the read `is_suspect`.
+        CorruptStoreError: `is_suspect` is true for the read.
     """
     if wanted > SUSPECT_BYTES and is_suspect(wanted, there := stored()):
         raise refuse_absent(path, wanted, there, url)
@@ -109,7 +109,7 @@ def allocating(path: Path, shape: tuple[int, ...], dtype: torch.dtype, url: str)
         url: the location, for messages.
 
     Raises:
-        StoreIOError: no memory; `errno` is ENOMEM.
+        StoreIOError: there is no memory; `errno` is ENOMEM.
 
     Example:
         >>> with allocating(("obs",), (3,), torch.float32, "runs/1"):
@@ -132,7 +132,7 @@ def allocating(path: Path, shape: tuple[int, ...], dtype: torch.dtype, url: str)
 
 
 def no_room(nbytes: int) -> OSError:
-    """Build the error for a mapping of a file that finds no room among the addresses of this process.
+    """Build the error for a mapping of a file that does not fit into the address space of this process.
 
     Args:
         nbytes: bytes of the mapping.
@@ -146,5 +146,5 @@ def no_room(nbytes: int) -> OSError:
 
 @functools.cache
 def memory_bytes() -> int:
-    """Return the bytes of memory of this machine."""
+    """Return the size of this machine's memory in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

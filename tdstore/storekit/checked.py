@@ -26,7 +26,7 @@ from tdstore.types import LeafSpec, Path, Read, Write, path_text
 
 
 class Typed(Protocol):
-    """What has a shape and a dtype: a `LeafSpec`, a tensor, or a record of a backend."""
+    """An object with a shape and a dtype: a `LeafSpec`, a tensor, or a record of a backend."""
 
     @property
     def shape(self) -> Sequence[int]:
@@ -45,11 +45,11 @@ _SPEC: Callable[[Any], LeafSpec] = attrgetter("spec")
 
 
 def check_choices(url: str, **choices: tuple[object, Iterable[object]]) -> None:
-    """Refuse an option of an opener that has another value than the few it may have.
+    """Refuse an option of an opener whose value is not one of the few that are allowed.
 
     Args:
         url: the location.
-        **choices: by the name of an option, its value and the allowed ones.
+        **choices: for the name of each option, its value and the allowed values.
 
     Raises:
         OptionError: a value is not allowed.
@@ -69,7 +69,7 @@ def check_choices(url: str, **choices: tuple[object, Iterable[object]]) -> None:
 class CheckedStore(Store, Generic[L]):
     """A store whose backend sees checked input only. Derive from it instead of from `Store`.
 
-    The backend fills in `_catalogue` and methods with an underscore; their arguments are checked:
+    The backend implements `_catalogue` and other methods with an underscore; their arguments are checked:
 
     =========================== =================================================================================
     `_catalogue()`              the leaves by path; `_spec(leaf)` is the `LeafSpec` of one, by default `leaf.spec`
@@ -80,11 +80,11 @@ class CheckedStore(Store, Generic[L]):
     `_resize(lengths)`          of leaves with dimensions, none negative (only with `RESIZE`)
     `_rename(moves)`            of leaves, to names that differ (optional)
     `_save(header)`             the commit, which sets `self._header = header` when it is done
-    `_discard()`                take back what was not committed (only with `DISCARD`)
+    `_discard()`                undo what was not committed (only with `DISCARD`)
     `_close()`                  called once
     =========================== =================================================================================
 
-    Refused before: calls after `close`, changes in mode "r", changes by a forked child of the process that opened the
+    Refused first: calls after `close`, changes in mode "r", changes by a forked child of the process that opened the
     store, paths without a leaf, indices out of range, values and `out=` of another shape or dtype, unknown options.
 
     Args:
@@ -129,7 +129,7 @@ class CheckedStore(Store, Generic[L]):
     # -- of the backend ---------------------------------------------------------------------
     @abstractmethod
     def _catalogue(self) -> Mapping[Path, L]:
-        """Return the leaves that there are now, by path."""
+        """Return the current leaves, by path."""
 
     def _spec(self, leaf: L) -> LeafSpec:
         """Return shape, dtype and fill value of a leaf."""
@@ -145,11 +145,11 @@ class CheckedStore(Store, Generic[L]):
         """Return a tensor for each request, in memory of its own or in `read.out`."""
 
     def _write(self, wanted: Sequence[tuple[L, Write]]) -> None:
-        """Write values, wholly or not at all."""
+        """Write values, completely or not at all."""
         raise self.unsupported(Cap.WRITE)
 
     def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        """Make leaves, replacing those that are there."""
+        """Create leaves, replacing existing ones."""
         raise self.unsupported(Cap.WRITE)
 
     def _delete(self, paths: Sequence[Path]) -> None:
@@ -161,7 +161,7 @@ class CheckedStore(Store, Generic[L]):
         super().resize(lengths)
 
     def _rename(self, moves: Mapping[Path, Path]) -> None:
-        """Give leaves other names, all at once."""
+        """Rename leaves, all at once."""
         super().rename(moves)
 
     def _save(self, header: Header) -> None:
@@ -169,7 +169,7 @@ class CheckedStore(Store, Generic[L]):
         raise self.unsupported(Cap.WRITE)
 
     def _discard(self) -> None:
-        """Take back what was not committed."""
+        """Undo what was not committed."""
         super().discard()
 
     def _close(self) -> None:
@@ -182,7 +182,7 @@ class CheckedStore(Store, Generic[L]):
 
     @property
     def _guard(self) -> AbstractContextManager[Any]:
-        """Return what a change holds: nothing in a forked child, where a thread of the parent may hold the lock."""
+        """Return the lock that a change holds: none in a forked child, where a thread of the parent may hold it."""
         if self._lock is None or self._forked:
             return _NO_LOCK
         return self._lock
@@ -194,7 +194,7 @@ class CheckedStore(Store, Generic[L]):
             raise refusals.closed(self.url)
 
     def _check_writable(self) -> None:
-        """Refuse a change that this store, or this process, cannot make. Extend it where there are more reasons."""
+        """Refuse a change that this store, or this process, cannot make. Extend it if there are more reasons."""
         if self._closed:
             raise refusals.closed(self.url)
         if not self.writable:
@@ -219,7 +219,7 @@ class CheckedStore(Store, Generic[L]):
         """Check requests, and return each with its leaf.
 
         Args:
-            leaves: another catalogue than the present one.
+            leaves: a catalogue to use instead of the current one.
         """
         if self._closed:
             raise refusals.closed(self.url)
@@ -304,7 +304,7 @@ class CheckedStore(Store, Generic[L]):
             self._write(_last_writes(found))
 
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        """Check specs and make leaves, as `Store.create` does."""
+        """Check specs and create leaves, as `Store.create` does."""
         with self._guard:
             self._check_writable()
             for path, spec in leaves.items():
@@ -350,7 +350,7 @@ class CheckedStore(Store, Generic[L]):
             self._save(header)
 
     def discard(self) -> None:
-        """Take changes back, as `Store.discard` does."""
+        """Undo changes, as `Store.discard` does."""
         with self._guard:
             self._check_writable()
             self._discard()
@@ -366,7 +366,7 @@ class CheckedStore(Store, Generic[L]):
 
 
 def last_write(w: Write) -> Write:
-    """Drop repeated rows of a write, of which the last one is written.
+    """Drop repeated rows of a write, except the last one of each.
 
     Example:
         >>> found = last_write(Write(("a",), (torch.tensor([4, 1, 4]),), torch.tensor([1, 2, 3])))
@@ -382,7 +382,7 @@ def last_write(w: Write) -> Write:
 
 
 def _last_writes(found: Sequence[tuple[L, Write]]) -> list[tuple[L, Write]]:
-    """Drop repeated rows of all writes. Rows that several of them share are looked at once."""
+    """Drop repeated rows of all writes. Rows that several writes share are checked once."""
     distinct: Tensor | None = None
     checked = []
     for leaf, w in found:
@@ -404,7 +404,7 @@ def full(spec: LeafSpec, device: str | torch.device = "cpu") -> Tensor:
 
     Args:
         spec: the leaf, with its shape `[*S]`, dtype and fill value.
-        device: where the tensor is made.
+        device: where the tensor is created.
 
     Example:
         >>> full(LeafSpec((3,), torch.int16, fill_value=-1))

@@ -1,6 +1,6 @@
 """crc32c checksums of leaves: one per block, and one of the tips, which detects a swapped file by one small read.
 
-A leaf of up to 4 MiB is one block. Larger ones have blocks of 64 KiB, so that a read of few rows compares little.
+A leaf of up to 4 MiB is one block. Larger leaves have blocks of 64 KiB, so that a read of few rows compares little.
 
 A hole of a sparse file is not read: its blocks have the checksum of zeros.
 """
@@ -36,7 +36,7 @@ class Sums:
     """Checksums of one leaf; immutable.
 
     Args:
-        crc: little-endian uint32 crc32c of each block; or that as base64, which is decoded when it is needed.
+        crc: little-endian uint32 crc32c of each block; or the same as base64, which is decoded when it is needed.
         tips: crc32c of the first, middle and last 4 KiB together (of all bytes if there are at most 12 KiB).
         block: bytes of a block; the last one may be short.
     """
@@ -172,7 +172,7 @@ class Summer:
 
 
 def tip_ranges(nbytes: int) -> list[tuple[int, int]]:
-    """Return the byte ranges that make the tips."""
+    """Return the byte ranges of the tips."""
     if nbytes <= 3 * TIP:
         return [(0, nbytes)]
     middle = nbytes // 2 // TIP * TIP
@@ -217,7 +217,7 @@ def sums_of_block(data: bytes | Memory, block: int = BLOCK) -> Sums:
 
     Args:
         data: the bytes.
-        block: bytes per checksum; at least as many.
+        block: bytes per checksum; at least as many as `data` has.
 
     Example:
         >>> sums_of_block(bytes(3)) == sums_of_memory(np.zeros(3, np.uint8))
@@ -246,7 +246,7 @@ def sums_of_file(fd: int, nbytes: int, known: Sums = EMPTY, *, block: int | None
     Args:
         fd: descriptor of the file.
         nbytes: bytes of the leaf.
-        known: checksums of the leaf as far as they are known; its leading blocks are taken as they are.
+        known: checksums of the leaf as far as they are known; those of its leading blocks are used as they are.
         block: bytes per checksum; default: as `known`, unless there would be very many of them.
 
     Raises:
@@ -305,12 +305,12 @@ def sums_of_part(fd: int, nbytes: int, offset: int) -> Sums:
 
 
 def next_data(fd: int, at: int, nbytes: int) -> tuple[int, int]:
-    """Return start and end of the next extent at or after `at`; all is data where the file system has no holes.
+    """Return start and end of the next extent at or after `at`; all bytes are data if the file system has no holes.
 
     Args:
         fd: descriptor of the file.
         at: the byte to begin at.
-        nbytes: length of the file; the result where no data follows.
+        nbytes: length of the file; also the result if no data follows.
     """
     try:
         start = os.lseek(fd, at, os.SEEK_DATA)
@@ -332,7 +332,7 @@ def crc32_and_zeros(crc: int, nbytes: int) -> int:
     M. Adler's `crc32_combine` in zlib, which Python does not offer, does the same.
 
     Args:
-        crc: CRC-32 of the data, as `zlib.crc32` gives it.
+        crc: CRC-32 of the data, as `zlib.crc32` returns it.
         nbytes: number of zeros.
 
     Example:
@@ -361,7 +361,7 @@ def _crc32_product(a: int, b: int) -> int:
 def byte_blocks(value: Tensor, size: int = BLOCK) -> Iterator[np.ndarray[Any, Any]]:
     """Yield the bytes of a tensor in C order, as uint8 arrays of exactly `size` bytes (the last may be shorter).
 
-    A contiguous tensor is not copied; any other a few megabytes at a time.
+    A contiguous tensor is not copied; any other is copied a few megabytes at a time.
 
     Args:
         value: a dense tensor of any shape and dtype.
@@ -387,7 +387,7 @@ def byte_blocks(value: Tensor, size: int = BLOCK) -> Iterator[np.ndarray[Any, An
 
 
 def _flat_parts(value: Tensor, count: int) -> Any:
-    """Yield contiguous 1-D pieces of exactly `count` elements (the last shorter), in C order."""
+    """Yield contiguous 1-D pieces of exactly `count` elements (the last may be shorter), in C order."""
     total = value.numel()
     if not total:
         return

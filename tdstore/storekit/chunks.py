@@ -1,4 +1,4 @@
-"""The presets of backends that store chunks: how many rows are read, decoded and written as one."""
+"""The presets of backends that store chunks: how many rows are read, decoded and written together."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SMALLEST = 8 << 10
 def preset_chunks(
     layout: str, shape: Sequence[int], itemsize: int, *, most: int | None, widest: int
 ) -> tuple[int, ...]:
-    """Return chunks for single rows ("random") or long runs of rows ("scan"): along the first dimension, rows whole.
+    """Return chunks of whole rows along the first dimension: for single rows ("random") or long runs of rows ("scan").
 
     Args:
         layout: a key of `LAYOUTS`.
         shape: of the leaf.
         itemsize: bytes of an element.
         most: rows that the leaf can have; None: any number.
-        widest: bytes of the largest chunk. A longer row is cut, into blocks that are one run of its bytes.
+        widest: bytes of the largest chunk. A longer row is cut into blocks, each one run of its bytes.
 
     Example:
         >>> preset_chunks("random", (1000, 84, 84), 1, most=1000, widest=4 << 20)
@@ -45,7 +45,7 @@ def preset_chunks(
 
 
 def _block(shape: tuple[int, ...], itemsize: int, target: int) -> tuple[int, ...]:
-    """Return the longest run in C order of at most `target` bytes that is a block."""
+    """Return the shape of the longest block that is one run in C order of at most `target` bytes."""
     block = [1] * len(shape)
     for dim in reversed(range(len(shape))):
         fits = max(1, target // (math.prod(block) * itemsize))
@@ -56,7 +56,7 @@ def _block(shape: tuple[int, ...], itemsize: int, target: int) -> tuple[int, ...
 
 
 def column_rows(shape: Sequence[int], itemsize: int) -> int:
-    """Return the rows of a chunk of a column of variable length: nearly every random row touches a chunk of its own.
+    """Return the rows of a chunk of a var-length column: nearly every random row is in a chunk of its own.
 
     Args:
         shape: of the leaf.
@@ -83,7 +83,7 @@ def check_layout(value: Any, where: str, url: str) -> None:
 
 
 def leading_sizes(value: Any, name: str, where: str, url: str) -> tuple[int, ...]:
-    """Return an option that names sizes of the leading dimensions: `chunks=64` are 64 rows.
+    """Return an option that gives sizes of the leading dimensions: `chunks=64` means 64 rows.
 
     Args:
         value: the value.
@@ -106,7 +106,7 @@ def wrong_value(name: str, value: Any, wanted: str, where: str, url: str) -> Opt
     Args:
         name: the option.
         value: the value of the caller.
-        wanted: what it may be.
+        wanted: the values that it may have.
         where: the leaf.
         url: the location.
     """

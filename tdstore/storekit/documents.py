@@ -3,8 +3,8 @@
 The first line is `TDS1 <crc32c of the rest, 8 hex digits>`; the rest is JSON. Parsing is strict:
 a document that passes `decode_manifest` names plain files below the root, each once, of sizes that fit the shapes.
 
-While rows are appended the first line is `TDS2 ...`, and each commit adds a line behind the JSON (`Step`), which costs
-one write: the crc32c of the line and JSON with the new lengths and checksums. The last writer writes a `TDS1` again.
+While rows are appended, the first line is `TDS2 ...`, and each commit adds a line after the JSON (`Step`), which costs
+one write: the crc32c of the line and JSON with the new lengths and checksums. The last writer writes `TDS1` again.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Growth(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A leaf that has other rows since the line before."""
+    """A leaf whose rows have changed since the previous line."""
 
     leaf: int
     """Its position in the manifest."""
@@ -130,7 +130,7 @@ def leaf_record(
         file: components of the file's path below the root; empty without elements.
         sums: checksums of the data.
         fill: the fill value, as `values.encode_value` returns it.
-        offset: position of the data in a file that holds several leaves; -1 where the leaf has a file of its own.
+        offset: position of the data in a file that holds several leaves; -1 if the leaf has a file of its own.
     """
     return LeafRecord(path, dtype, shape, nbytes, file, sums.text(), sums.tips, fill, sums.block, offset)
 
@@ -177,7 +177,7 @@ def log_start(raw: bytes) -> int:
 
 
 def seal(body: bytes, tag: bytes = b"TDS") -> bytes:
-    """Prepend the first line, which holds version and checksum.
+    """Prepend the first line, with version and checksum.
 
     Args:
         body: the document.
@@ -193,12 +193,12 @@ def seal(body: bytes, tag: bytes = b"TDS") -> bytes:
 class SealedDocument(Generic[T]):
     """Documents of one type, as bytes: a first line with version and checksum, and strict JSON.
 
-    What a reader refuses, `encode` refuses to write: more than `MAX_BYTES`, too many records, paths too deep.
+    `encode` refuses to write what a reader would refuse: more than `MAX_BYTES`, too many records, paths too deep.
 
     Args:
         kind: a `msgspec.Struct` that forbids unknown fields.
-        counts: the limit of a field that each record of a table has, and the name of these records, by the field as
-            JSON has it. Counting bytes is cheap, and decoding millions of records is not.
+        counts: by a field of JSON that each record of a table has, the largest number of records, and their name.
+            Counting bytes is cheap, and decoding millions of records is not.
         what: the name of the document, for messages.
         tag: the first letters of the document.
         hint: the remedy for a damaged document.
@@ -426,7 +426,7 @@ class _Grown:
         self.crc = bytearray(base64.b64decode(leaf.crc))
 
     def apply(self, growth: Growth) -> None:
-        """Apply a line; `InvalidArgumentError` for one that no writer writes."""
+        """Apply a line; raise `InvalidArgumentError` for one that no writer writes."""
         if not self.leaf.file or min(growth.leaf, growth.rows, growth.leading, len(self.crc) - 4 * growth.leading) < 0:
             raise InvalidArgumentError(path_text(self.leaf.path))
         del self.crc[4 * growth.leading :]
@@ -443,7 +443,7 @@ class _Grown:
 
 
 def _steps(log: bytes, url: str) -> list[Step]:
-    """Parse the lines of a log, without a last one that was never written whole, and so never acknowledged."""
+    """Parse the lines of a log, except a last one that was never completely written, and so never acknowledged."""
     *lines, rest = log.split(b"\n")
     rest = rest.rstrip(b"\0")
     bodies = [_line_body(line) for line in lines]
@@ -469,7 +469,7 @@ def _steps(log: bytes, url: str) -> list[Step]:
 
 
 def _line_body(line: bytes) -> bytes | None:
-    """Return the JSON of a line; None if its checksum is another."""
+    """Return the JSON of a line; None if its checksum is wrong."""
     return line[8:] if len(line) > 8 and line[:8] == b"%08x" % crc32c(line[8:]) else None
 
 
@@ -531,7 +531,7 @@ def _fault(leaf: LeafRecord) -> str | None:
 
 
 def _form_fault(leaf: LeafRecord) -> str | None:
-    """Return what is wrong with dtype, shape and sizes, or None."""
+    """Return a description of what is wrong with dtype, shape and sizes, or None."""
     dtype, shape = NAME_TO_DTYPE.get(leaf.dtype), leaf.shape
     if dtype is None:
         return f"has the unknown dtype {leaf.dtype!r}"

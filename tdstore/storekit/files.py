@@ -1,4 +1,4 @@
-"""Safe access to local files: no symlink is followed, no device opened, nothing partly published.
+"""Safe access to local files: no symlink is followed, no device is opened, nothing is published in part.
 
 Every change of a disk goes through the functions of this module, which call `os.x` by
 attribute: the fault tests fail or kill any single system call.
@@ -44,7 +44,7 @@ class NotRegularError(OSError):
 
 
 class io_errors(refusals.ErrorTranslation[OSError]):  # noqa: N801 - reads as a statement: `with io_errors(url):`
-    """Turn every `OSError` into the `StoreError` of its kind, with the location and the file.
+    """Turn every `OSError` into the corresponding `StoreError`, with the location and the file.
 
     Args:
         url, doing, writing: as of `raise_io`.
@@ -75,14 +75,14 @@ def raise_io(error: OSError, url: str, doing: str = "", *, writing: bool = True)
         error: the error of the system.
         url: the location, for messages.
         doing: the operation, for messages, such as "publishing".
-        writing: whether a refused access is a `ReadOnlyError`; else it is a `StoreIOError`.
+        writing: whether a refused access is a `ReadOnlyError`; otherwise it is a `StoreIOError`.
 
     Raises:
         StoreNotFoundError: no such file.
-        StoreExistsError: the file is there already.
+        StoreExistsError: the file exists already.
         CorruptStoreError: a link, pipe, device or folder in the place of a file.
         ReadOnlyError: the access is refused, and `writing`.
-        StoreIOError: any other error; `errno` is the number of the system.
+        StoreIOError: any other error; `errno` is that of the system.
     """
     where = f" ({error.filename!s})" if error.filename is not None and str(error.filename) != url else ""
     text = f"{url}: {doing + ': ' if doing else ''}{error.strerror or error}{where}"
@@ -237,7 +237,7 @@ def write_at(fd: int, data: memoryview, offset: int) -> None:
 
 
 def write_parts(fd: int, parts: Sequence[memoryview], offset: int) -> None:
-    """Write parts one after the other, as `os.pwritev` does, whole or raise; at most 1,024 parts."""
+    """Write all parts one after another, as `os.pwritev` does, or raise; at most 1,024 parts."""
     total = sum(part.nbytes for part in parts)
     done = os.pwritev(fd, parts, offset)
     if done < total:  # a signal came, or the disk is full: writing the rest decides
@@ -281,7 +281,7 @@ def create_file(name: str, parent: int, data: bytes | bytearray | memoryview, *,
 
 
 def replace_file(name: str, parent: int, data: bytes | bytearray | memoryview, *, sync: bool = False) -> None:
-    """Write a small file atomically: a reader sees the old file or the new one, whole.
+    """Write a small file atomically: a reader sees the complete old file or the complete new one.
 
     Args:
         name, parent: the name in a folder, and the folder's descriptor.
@@ -312,7 +312,7 @@ def replace_file(name: str, parent: int, data: bytes | bytearray | memoryview, *
 
 
 def create_empty(name: str, parent: int) -> int:
-    """Make a new file, as `os.open` does with O_EXCL, and open it to read and write."""
+    """Create a file, as `os.open` does with O_EXCL, and open it for reading and writing."""
     return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFE, 0o666, dir_fd=parent)
 
 
@@ -342,7 +342,7 @@ def unlink(name: str, parent: int) -> None:
 
 
 def unlink_if_there(name: str, parent: int) -> None:
-    """Remove a file, as `os.unlink` does, that may be missing; after a failure the next save removes it."""
+    """Remove a file that may be missing, as `os.unlink` does; after a failure the next save removes it."""
     try:
         os.unlink(name, dir_fd=parent)
     except OSError:
@@ -350,7 +350,7 @@ def unlink_if_there(name: str, parent: int) -> None:
 
 
 def make_dir(name: str, parent: int, mode: int = 0o777) -> None:
-    """Make a folder in a folder, as `os.mkdir` does."""
+    """Create a folder in a folder, as `os.mkdir` does."""
     os.mkdir(name, mode, dir_fd=parent)
 
 
@@ -369,7 +369,7 @@ def closing(fd: int) -> Iterator[int]:
 
 
 def is_same_open(fd: int, other: int) -> bool:
-    """Check whether two descriptors lead to one file or folder. One that another thread has closed leads to none.
+    """Check whether two descriptors refer to one file or folder. One that another thread has closed refers to none.
 
     Args:
         fd, other: the descriptors; -1 for none.
@@ -397,7 +397,7 @@ def is_same_entry(fd: int, name: str, parent: int) -> bool:
 
 
 def is_in_memory(fd: int) -> bool:
-    """Check whether a file lies on a tmpfs or the like, where a read of a hole through a mapping takes a page."""
+    """Check whether a file is on a tmpfs or the like, where a read of a hole through a mapping takes a page."""
     if _fstatfs is None:
         return False
     found = ctypes.create_string_buffer(256)  # a `struct statfs`, which begins with the type
@@ -410,7 +410,7 @@ def fsync(fd: int) -> None:
 
 
 def start_writeback(fd: int) -> None:
-    """Have the kernel begin writing a file, so that many fsyncs that follow overlap."""
+    """Have the kernel begin writing a file, so that the fsyncs of many files overlap later."""
     if _sync_file_range is not None:
         _sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), 2)  # only a hint: fsync reports the errors
 
@@ -433,7 +433,7 @@ def walk(fd: int, parts: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...]
     """Yield every entry below a folder, as (components, is a folder), without following links.
 
     Args:
-        fd, parts: descriptor of the folder, and components that each result begins with.
+        fd, parts: descriptor of the folder, and the components with which each result begins.
     """
     open_folders = [(fd, parts, _entries(fd))]
     try:
@@ -520,10 +520,10 @@ def _rename2(parent: int, a: str, b: str, flags: int) -> int:
 
 
 def make_parents(folder: str) -> list[str]:
-    """Make a folder and those above it.
+    """Create a folder and those above it.
 
     Returns:
-        The folders that were not there before, the outermost first.
+        The folders that did not exist before, the outermost first.
     """
     missing, made = [], []
     while not os.path.isdir(folder):
@@ -539,7 +539,7 @@ def make_parents(folder: str) -> list[str]:
 
 
 def remove_empty(folders: list[str]) -> None:
-    """Remove the folders that `make_parents` made and that are still empty, and clear the list."""
+    """Remove the folders that `make_parents` created and that are still empty, and clear the list."""
     for folder in reversed(folders):
         try:
             os.rmdir(folder)
@@ -571,7 +571,7 @@ def lock(fd: int, *, exclusive: bool, timeout: float, url: str, what: str = "the
         what: the locked thing, for messages.
 
     Raises:
-        StoreBusyError: another process holds it still.
+        StoreBusyError: another process still holds it.
     """
     deadline = time.monotonic() + timeout
     pause = 0.001
@@ -588,7 +588,7 @@ def unlock(fd: int) -> None:
 
 
 def with_url(error: StoreError, url: str) -> StoreError:
-    """Add the location to an error that was raised without it.
+    """Add the location to an error that was raised without one.
 
     Args:
         error: the error, which is changed.

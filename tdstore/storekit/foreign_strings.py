@@ -32,7 +32,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 def leaves_of_values(leaves: Mapping[Path, LeafSpec]) -> set[Path]:
     """Return the leaves that belong to var-length columns: chunk options for rows of tensors do not suit them.
 
-    A column has both leaves, with the fill values of None: leaves of a user called `spans` and `text` are no column.
+    A column has both leaves, with the fill values of None: a user's leaves called `spans` and `text` are not a column.
     """
     found: set[Path] = set()
     for path, spec in leaves.items():
@@ -90,7 +90,7 @@ class Strings:
         """Append strings and return their offsets `[n, 2]`; strings that are not UTF-8 stay bytes.
 
         Raises:
-            ValueError: all together they take more than `MOST` bytes.
+            ValueError: all strings together take more than `MOST` bytes.
         """
         sizes = np.fromiter(map(len, values), np.int64, len(values))
         joined = b"".join(values)
@@ -125,7 +125,7 @@ class Strings:
         """Return the values at offsets `[*shape, 2]` as nested lists.
 
         Raises:
-            ValueError: as for `add`, where values share their bytes: a header holds the bytes of each.
+            ValueError: as in `add`, if values share their bytes: a header holds the bytes of each value.
         """
         pairs = offsets.reshape(-1, 2)
         if int(np.abs(pairs[:, 1] - pairs[:, 0]).sum()) > MOST:
@@ -164,7 +164,7 @@ def entry(path: Path, strings: Strings, offsets: Ints, *, leaves: bool) -> tuple
         path: the entry.
         strings: the strings.
         offsets: of each value `[*shape, 2]`.
-        leaves: whether the entry may have leaves; else its values are in the record.
+        leaves: whether the entry may have leaves; otherwise its values are in the record.
     """
     if not leaves or math.prod(offsets.shape[:-1]) < COLUMN_FROM:
         levels = {"ndim": offsets.ndim - 1} if offsets.ndim > 2 else {}
@@ -174,7 +174,7 @@ def entry(path: Path, strings: Strings, offsets: Ints, *, leaves: bool) -> tuple
 
 
 class Refusal(dict[str, Any]):
-    """The value record of an entry that a store could not read. Made by stores: no file has one."""
+    """The value record of an entry that a store could not read. Stores create it; no file contains one."""
 
 
 def refused(message: str, hint: str | None = None) -> Refusal:

@@ -1,4 +1,4 @@
-"""The engine for local files: positional reads, atomic puts, conditions held under a lock."""
+"""The engine for local files: positional reads, atomic puts, conditions checked under a lock."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _IOV_MAX = 1024
 
 
 class LocalEngine(Engine):
-    """Files below a folder; no link is followed, and nothing outside of the folder is reached.
+    """Engine over the files below a folder. No link is followed, and nothing outside of the folder is accessed.
 
     Args:
-        root: the folder. The first `put` creates it, and no later one after its removal.
+        root: the folder. The first `put` creates it; if it is removed, no later one creates it again.
         writable: False refuses `put` and `delete`.
         durable: puts survive a power loss (fsync of the file and of its folder).
 
@@ -42,13 +42,13 @@ class LocalEngine(Engine):
 
     @property
     def can(self) -> EngineCap:
-        """Return all abilities but rename; only those of reading when not `writable`."""
+        """Return all abilities except rename; only those for reading if not `writable`."""
         able = EngineCap.LIST
         return able | EngineCap.WRITE | EngineCap.CONDITIONAL if self._writable else able
 
     @property
     def lanes(self) -> int:
-        """One: a disk writes one file as fast as several, each of which must be waited for."""
+        """One: a disk writes one file as fast as several, and each of them has to be waited for."""
         return 1
 
     def get(self, key: str, limit: int | None = None) -> Blob:
@@ -126,7 +126,7 @@ class LocalEngine(Engine):
                 return file_tag(fd)
 
     def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
-        """Write objects, as `Engine.put_many` does: the storage is waited for once they are all written."""
+        """Write objects, as `Engine.put_many` does; wait for the storage once all of them are written."""
         self.put_parts([(key, [data]) for key, data in items])
 
     def put_parts(self, items: Sequence[tuple[str, Sequence[Buffer]]]) -> None:
@@ -236,7 +236,7 @@ def key_parts(key: str, url: str) -> tuple[str, ...]:
         url: the folder, for the error.
 
     Raises:
-        StoreNotFoundError: a name is empty, or leads elsewhere.
+        StoreNotFoundError: a name is empty, or leads out of the folder.
 
     Example:
         >>> key_parts("a/b.bin", "runs")

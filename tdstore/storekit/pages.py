@@ -1,9 +1,9 @@
-"""Pages of mapped memory: advice about them to the system, and room on the disk for those that have none.
+"""Pages of mapped memory: advice about them to the system, and disk space for those that have none.
 
-Advice may be refused, by an older Linux or another system. Nothing but the time of later accesses depends on it.
+Advice may be refused, by an older Linux or another system. Only the time of later accesses depends on it.
 
-A write into a hole of a sparse file needs a free block at that moment; without one the system ends the process with
-SIGBUS. So code that writes into a tensor of the caller reserves first, at the cost of one test while no such file
+A write into a hole of a sparse file needs a free block at that moment; without one the system kills the process with
+SIGBUS. So code that writes into a tensor of the caller reserves blocks first. This costs one test while no such file
 is mapped:
 
     if HOLES:
@@ -59,8 +59,8 @@ _madvise = _system_call()
 def map_pages(address: int, nbytes: int) -> bool:
     """Have all pages of a range mapped for writing, by one call.
 
-    A page that is not mapped costs a fault when it is first read or written: some microseconds for 4 KiB, several
-    times as long as the copy of its bytes.
+    A page that is not mapped costs a page fault when it is first read or written: some microseconds for 4 KiB,
+    several times as long as copying its bytes.
 
     Args:
         address: of the first byte.
@@ -80,16 +80,16 @@ def map_pages(address: int, nbytes: int) -> bool:
 
 
 def map_whole_pages(address: int, nbytes: int) -> bool:
-    """Map pages as `map_pages` does, but only those wholly in the range: those at its ends may be other memory.
+    """Map pages as `map_pages` does, but only those wholly in the range: pages at its ends may contain other memory.
 
     Args:
-        address, nbytes: of memory of this process that will be written whole.
+        address, nbytes: of memory of this process, all of which will be written.
     """
     return _advise(*_whole(address, nbytes), _POPULATE_WRITE)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Allocate a tensor that will be written whole; a large one on huge pages, where the system gives them.
+    """Allocate a tensor, all of which will be written; a large one on huge pages, if the system has them.
 
     Args:
         shape, dtype: as of `torch.empty`.
@@ -145,7 +145,7 @@ HOLES: dict[int, weakref.ref[Holes]] = {}
 
 
 class Holes:
-    """The parts of one mapped file that may lack blocks. Its owner keeps it as long as the mapping.
+    """The parts of one mapped file that may lack blocks. The owner keeps this object as long as the mapping.
 
     Args:
         nbytes: length of the file.
@@ -190,7 +190,7 @@ class Holes:
 
         Args:
             start: the first byte.
-            stop: the byte behind the last one.
+            stop: the byte after the last one.
         """
         chunks = self._chunks
         end = min(-(-stop // CHUNK), len(chunks))
@@ -264,7 +264,7 @@ def _blocks(target: Tensor, rows: Tensor | None) -> tuple[np.ndarray[Any, Any], 
 
 
 def _narrowed(tensor: Tensor, terms: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
-    """Return the part that terms select: a view, and leading rows (or a mask) of it. May be larger than needed."""
+    """Return the part that terms select, or a larger one: a view, and leading rows (or a mask) of it."""
     for at, term in enumerate(terms):
         if type(term) is int:
             continue
@@ -284,5 +284,5 @@ def _extent(tensor: Tensor, first: int = 0) -> int:
 
 
 def _is_dense(tensor: Tensor, first: int) -> bool:
-    """Check whether those dimensions fill at least half of the memory that they span."""
+    """Check whether these dimensions fill at least half of the memory that they span."""
     return _extent(tensor, first) <= 2 * math.prod(tensor.shape[first:])

@@ -1,4 +1,4 @@
-"""Publication of a folder: built beside its target, swapped in by one rename; files of other programs stay."""
+"""Publication of a folder: it is built beside its target and swapped in by one rename; files of other programs stay."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ ForeignFiles = Callable[[int], Sequence[str]]
 class Site:
     """A folder that is built beside its target; the next save at the target removes one whose owner has ended.
 
-    The owner holds an exclusive flock on the temporary folder, which shows that it is alive
-    without process ids.
+    The owner holds an exclusive flock on the temporary folder, which shows without process ids
+    that it is alive.
 
     Args:
         path: the target, absolute.
         url: the location for messages.
         timeout: seconds to wait for other processes.
         foreign: selects the files at the target that do not belong to a store.
-        first: files that identify the format: removed before the rest of the folder, so that a concurrent
-            reader cannot take the remainder for a whole store.
+        first: files that identify the format. They are removed before the rest of the folder, so that a concurrent
+            reader cannot mistake the remainder for a complete store.
         kind: what is stored, for messages.
 
     Attributes:
@@ -104,7 +104,7 @@ class Site:
             replace: whether a store at the target may be replaced.
 
         Raises:
-            StoreExistsError: a file, a folder that is no store, or one with files that are not its own.
+            StoreExistsError: a file, a folder that is not a store, or one with files that do not belong to the store.
         """
         while True:
             try:
@@ -220,7 +220,7 @@ class Site:
             files.fsync(self.parent)
 
     def keep_parents(self) -> None:
-        """Keep the folders that were made on the way to the target: they are no longer empty."""
+        """Keep the folders that were created above the target: they are no longer empty."""
         self._made.clear()
 
     def close(self, *, forked: bool = False) -> None:
@@ -262,7 +262,7 @@ class Site:
 
 
 def take_mode(fd: int, name: str, parent: int) -> None:
-    """Give a file or folder the permission bits of what it is about to replace: what was private stays private.
+    """Give a file or folder the permission bits of the one that it is about to replace: what was private stays private.
 
     Args:
         fd: descriptor of the new file or folder.

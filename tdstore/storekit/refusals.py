@@ -1,7 +1,7 @@
-"""Errors of stores: one text for one cause, whichever backend raises it.
+"""Errors of stores: one text for each cause, whichever backend raises it.
 
-Each function makes an error, which the caller raises: `raise refusals.closed(url)`. Messages name the place, and
-hints give the remedy. `ErrorTranslation` turns the errors of a library into them.
+Each function creates an error, which the caller raises: `raise refusals.closed(url)`. Messages name the location, and
+hints say what to do. `ErrorTranslation` turns the errors of a library into these.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ErrorTranslation(ABC, Generic[E]):
     """Base of a `with` block that raises the errors of a library, or of the system, as those of tdstore.
 
     A subclass lists the classes of errors in `caught`, and raises the right `StoreError` in `translate`. Errors of
-    tdstore pass.
+    tdstore pass unchanged.
 
     Args:
         url: the location, for messages.
@@ -98,7 +98,7 @@ def read_only(url: str, hint: str = "open it with mode='r+' to write", *, why: s
     Args:
         url: the location.
         hint: how to write nonetheless.
-        why: the reason, where it is not the mode; a clause that follows "reading only".
+        why: the reason, if it is not the mode; a clause that follows "reading only".
 
     Example:
         >>> print(read_only("runs/a.h5"))
@@ -137,11 +137,11 @@ def replaced(url: str) -> StoreError:
 
 
 def overtaken(url: str, hint: str = "open it again") -> StoreBusyError:
-    """Create the error for a commit after another writer's, which would undo that one.
+    """Create the error for a commit that would undo the commit of another writer.
 
     Args:
         url: the location.
-        hint: the remedy, where there is a better one.
+        hint: what to do, if there is something better.
 
     Example:
         >>> print(overtaken("runs/a.h5"))
@@ -167,11 +167,11 @@ def removed(url: str) -> StoreBusyError:
 
 
 def contended(url: str, waited: float | None = None) -> StoreBusyError:
-    """Create the error for a step that other writers made vain each time that it was tried.
+    """Create the error for a step that failed at each attempt because of other writers.
 
     Args:
         url: the location.
-        waited: seconds that it was tried for.
+        waited: seconds for which it was tried.
 
     Example:
         >>> print(contended("redis://host/0/run", 10.0))
@@ -187,11 +187,11 @@ def contended(url: str, waited: float | None = None) -> StoreBusyError:
 
 
 def too_many_writers(url: str, most: int) -> StoreBusyError:
-    """Create the error for one writer more than a store takes.
+    """Create the error for one more writer than a store allows.
 
     Args:
         url: the location.
-        most: writers that it takes.
+        most: the number of writers that it allows.
 
     Example:
         >>> print(too_many_writers("shm://run", 512))
@@ -206,7 +206,7 @@ def too_many_writers(url: str, most: int) -> StoreBusyError:
 
 
 def uncommitted(url: str) -> StoreBusyError:
-    """Create the error for sending a store with a change of structure that is not committed to another process.
+    """Create the error for sending another process a store that has an uncommitted change of structure.
 
     Example:
         >>> print(uncommitted("a.h5"))
@@ -294,7 +294,7 @@ def leaf_option(url: str, path: Path | None, name: str, known: Iterable[str] = (
         url: the location.
         path: the leaf; None for an option of all leaves.
         name: the option.
-        known: the options that there are.
+        known: the options that exist.
 
     Example:
         >>> print(leaf_option("a.h5", ("obs",), "chunk", ["chunks", "shuffle"]))
@@ -310,7 +310,7 @@ def leaf_option(url: str, path: Path | None, name: str, known: Iterable[str] = (
 
 
 def option_value(url: str, name: str, value: object, allowed: Iterable[object]) -> OptionError:
-    """Create the error for an option of an opener that has another value than the few it may have.
+    """Create the error for an option of an opener whose value is not one of the few that are allowed.
 
     Args:
         url: the location.
@@ -328,7 +328,7 @@ def option_value(url: str, name: str, value: object, allowed: Iterable[object]) 
 def wrong_out(
     path: Path, shape: Sequence[int], dtype: torch.dtype, wanted: Sequence[int], of: torch.dtype
 ) -> InvalidArgumentError:
-    """Create the error for `out=` of another shape or dtype than what is read.
+    """Create the error for an `out=` whose shape or dtype is not that of the result.
 
     Args:
         path: the leaf.
@@ -347,11 +347,11 @@ def wrong_out(
 
 # -- places -------------------------------------------------------------------------------
 def place_exists(url: str, hint: str = "mode='w' replaces it, mode='r+' changes it") -> StoreExistsError:
-    """Create the error for mode "x" where something is.
+    """Create the error for mode "x" at a location that exists.
 
     Args:
         url: the location.
-        hint: the remedy, where another mode is none.
+        hint: what to do, if another mode does not help.
 
     Example:
         >>> print(place_exists("a.h5"))
@@ -362,11 +362,11 @@ def place_exists(url: str, hint: str = "mode='w' replaces it, mode='r+' changes 
 
 
 def not_found(url: str, why: str = "") -> StoreNotFoundError:
-    """Create the error for a place where nothing is stored.
+    """Create the error for a location where nothing is stored.
 
     Args:
         url: the location.
-        why: the missing thing, as "there is no tdstore.json".
+        why: what is missing, such as "there is no tdstore.json".
 
     Example:
         >>> print(not_found("runs/1", "there is no tdstore.json"))
@@ -376,11 +376,11 @@ def not_found(url: str, why: str = "") -> StoreNotFoundError:
 
 
 def other_kind(url: str, what: str) -> StoreExistsError:
-    """Create the error for a place that holds something else, which no mode replaces.
+    """Create the error for a location that holds something else, which no mode replaces.
 
     Args:
         url: the location.
-        what: what is there, as "a folder" or "a file of another kind".
+        what: what is there, such as "a folder" or "a file of another kind".
 
     Example:
         >>> print(other_kind("a.h5", "a folder"))
@@ -391,12 +391,12 @@ def other_kind(url: str, what: str) -> StoreExistsError:
 
 
 def foreign_files(url: str, names: Sequence[str], kind: str) -> StoreExistsError:
-    """Create the error for a folder that holds files of other programs, which replacing it would remove.
+    """Create the error for a folder that holds files of other programs, which would be removed if it were replaced.
 
     Args:
         url: the location.
         names: of these files.
-        kind: what the folder holds beside them, as "a zarr group".
+        kind: what the folder holds beside them, such as "a zarr group".
 
     Example:
         >>> print(foreign_files("runs/1", ["notes.txt"], "a dataset"))
@@ -438,15 +438,15 @@ def busy(
     how: str = "open for writing in",
     hint: str | None = None,
 ) -> StoreBusyError:
-    """Create the error for a place that another writer holds.
+    """Create the error for a location that another writer holds.
 
     Args:
         url: the location.
-        holder: a description of the writer, as "process 12 on host-a".
+        holder: a description of the writer, such as "process 12 on host-a".
         waited: seconds, if any.
-        why: the purpose of the wait, as "to replace it".
-        how: how the holder has it.
-        hint: the remedy, where waiting longer is none.
+        why: the purpose of the wait, such as "to replace it".
+        how: how the holder has opened it.
+        hint: what to do, if waiting longer does not help.
 
     Example:
         >>> print(busy("a.h5", "process 12", 5.0))
@@ -462,7 +462,7 @@ def busy(
 
 
 def inside_open(url: str, folder: str) -> StoreBusyError:
-    """Create the error for a save into a dataset that this process writes, whose lock it would never get.
+    """Create the error for a save into a dataset that this process writes: the save would never get its lock.
 
     Args:
         url: the location.
@@ -487,10 +487,10 @@ def dirty(
 
     Args:
         url: the location.
-        leaves: that it was writing.
+        leaves: those that it was writing.
         writer: a description of the writer.
         more: further details, in brackets after the names.
-        hint: what to do; by default what `recover="accept"` means.
+        hint: what to do; by default it explains `recover="accept"`.
 
     Example:
         >>> print(dirty("a.h5", [("obs",)]))
@@ -513,7 +513,7 @@ def _listed(names: Sequence[str]) -> str:
 
 # -- versions -----------------------------------------------------------------------------
 def no_version(url: str, version: str) -> StoreNotFoundError:
-    """Create the error for a version that is not there.
+    """Create the error for a version that does not exist.
 
     Args:
         url: the location.
@@ -544,11 +544,11 @@ def version_read_only(url: str, version: str) -> ReadOnlyError:
 
 
 def no_versions(url: str, why: str) -> UnsupportedError:
-    """Create the error for a place whose format has no versions.
+    """Create the error for a location whose format has no versions.
 
     Args:
         url: the location.
-        why: what the place is.
+        why: the reason, which names the format or backend.
 
     Example:
         >>> print(no_versions("a.h5", "the 'h5' backend has none").message)

@@ -1,7 +1,7 @@
-"""Writers: what the end of one keeps, for every backend, and the log by which a folder shows that one was killed.
+"""Writers: what is kept when one ends, for every backend, and the log by which a folder shows that one was killed.
 
 **The commit policy.** A backend says what its writer has (`WriterState`) and how each step is done (`WriterSteps`);
-which steps are done, and in which order, is decided here:
+this module decides which steps are done, and in which order:
 
 ===================================== ====================================================================
 of a reader, or of a forked child     nothing is committed or removed; its own descriptors are released
@@ -13,10 +13,11 @@ a commit that is refused              back to the last commit; the error is rais
                                       store stays open (tdz, whose rows are in memory: `close` can be called again)
 ===================================== ====================================================================
 
-So it is for `close`, the end of a `with` block, garbage collection and the end of the process, which all close the
-store (`lifetime`), and with rows alone when another process is about to open the place.
+The same holds for `close`, the end of a `with` block, garbage collection and the end of the process, which all close
+the store (`lifetime`), and, for rows alone, when another process is about to open the location.
 
-**Sessions on a folder.** One per store opened "r+", so that a crash is detected and other writers wait or get an error.
+**Sessions on a folder.** Each store opened "r+" has one, so that a crash is detected and other writers wait or get an
+error.
 Liveness is a shared flock on the root folder, which ends with its process. The history is in the
 log `tdstore.session`, one JSON line per event, which exists only during a session (or after a
 writer was killed):
@@ -55,7 +56,7 @@ FileParts = tuple[str, ...]
 
 # -- the commit policy --------------------------------------------------------------------
 class WriterState(NamedTuple):
-    """What the commit policy asks of a writer."""
+    """The state of a writer, which the commit policy reads."""
 
     pid: int
     """The process that opened the store."""
@@ -73,25 +74,25 @@ class WriterState(NamedTuple):
 
 
 class WriterSteps(Protocol):
-    """The steps of a writer. The commit policy calls them; a backend calls none of them at its end by itself."""
+    """The steps of a writer. The commit policy calls them; a backend itself calls none of them when it ends."""
 
     def state(self) -> WriterState:
-        """Return what there is to commit."""
+        """Return the state of the writer: what there is to commit."""
 
     def drop_structure(self) -> None:
         """Return to the leaves of the last commit, with the rows that were written into them since."""
 
     def commit_rows(self) -> None:
-        """Commit what `state().rows` tells of, under the header of the last commit."""
+        """Commit the written rows (`state().rows`), under the header of the last commit."""
 
     def unmark(self) -> None:
-        """Let others write, as there is nothing to commit."""
+        """Let others write, because there is nothing to commit."""
 
     def take_back(self) -> None:
-        """Return to the last commit, after a refused one, as far as the storage can be reached."""
+        """Return to the last commit after a refused one, as far as the storage can be reached."""
 
     def remove_uncommitted(self) -> None:
-        """Remove from the storage what no commit names: what was built for the first one, or for a refused one."""
+        """Remove from the storage what no commit names: data built for the first commit, or for a refused one."""
 
     def release(self) -> None:
         """Release locks, descriptors, connections and memory."""
@@ -100,15 +101,15 @@ class WriterSteps(Protocol):
 def end_writer(
     steps: WriterSteps, *, keep: bool = True, stay_open: type[TDStoreError] | tuple[type[TDStoreError], ...] = ()
 ) -> None:
-    """End a store: commit what its end keeps, remove what it does not keep, and release everything.
+    """End a store: commit what is kept, remove the rest, and release everything.
 
     Args:
         steps: the store.
         keep: False drops all changes, as after a failed opening.
-        stay_open: errors of the commit after which nothing is released, so that the end can be tried again.
+        stay_open: errors of the commit after which nothing is released, so that ending it can be tried again.
 
     Raises:
-        TDStoreError: of `commit_rows` or another step. Everything is released all the same, `stay_open` aside.
+        TDStoreError: from `commit_rows` or another step. Everything is released nevertheless, `stay_open` aside.
 
     Example:
         >>> from tdstore.storekit import end_writer
@@ -139,13 +140,13 @@ def end_writer(
 
 
 def commit_for_readers(steps: WriterSteps) -> bool:
-    """Commit written rows, as others are about to open the place. A change of structure waits for its header.
+    """Commit written rows, because others are about to open the location. A change of structure waits for its header.
 
     Args:
         steps: the store.
 
     Returns:
-        False where nothing was committed because the structure is being changed.
+        False if nothing was committed because the structure is being changed.
     """
     state = steps.state()
     if state.structure:
@@ -174,18 +175,18 @@ def accept_dirty(
     writer: str = "a writer",
     hint: str | None = None,
 ) -> bool:
-    """Judge the leaves that a dead writer was writing, when a store is opened.
+    """Decide about the leaves that a dead writer was writing, when a store is opened.
 
     Args:
         url: the location, for messages.
         named: the leaves that its marker names.
-        accept: whether the caller takes them as they are (`recover="accept"`).
-        damaged: returns those that are neither as before nor as after the write; None: all of them.
+        accept: whether the caller accepts them as they are (`recover="accept"`).
+        damaged: returns those whose data is neither that from before nor that from after the write; None: all of them.
         writer: a description of the writer, for messages.
         hint: what to do, if that is not what `refusals.dirty` says.
 
     Returns:
-        True where leaves are to be taken as they are, and made the next commit.
+        True if leaves are to be accepted as they are, and to become the next commit.
 
     Raises:
         DirtyStoreError: not accepted, and leaves are half written.
@@ -301,7 +302,7 @@ class Session:
             url: the location, for messages.
 
         Raises:
-            StoreBusyError: another process holds the folder alone still.
+            StoreBusyError: another process still holds the folder alone.
         """
         files.lock(self._lock, exclusive=False, timeout=timeout, url=url)
         fd = os.open(NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | files.SAFE, 0o666, dir_fd=self.root)
@@ -316,7 +317,7 @@ class Session:
         _SESSIONS.setdefault(self.key, LiveObjects()).add(self)
 
     def note(self, add: list[FileParts], drop: list[FileParts]) -> None:
-        """Log which files a commit is about to add and drop.
+        """Log the files that a commit is about to add and drop.
 
         Args:
             add: files that the commit adds.
@@ -375,7 +376,7 @@ class Session:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Hold the folder exclusively; yields False if another session has it, or if memory of this one was shared."""
+        """Hold the folder exclusively; yield False if another session has it, or if memory of this one was shared."""
         if self.ended or self.detached or self.escaped or self.pid != os.getpid() or len(own_sessions(self.key)) > 1:
             yield False
             return
