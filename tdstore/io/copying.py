@@ -1,4 +1,4 @@
-"""Stream leaves to a store in blocks: the next one is read while the present one is written and checked."""
+"""Stream leaves to a store in blocks: the next block is read while the current one is written and checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CHECKPOINT_SHARE = 10
 
 @dataclass
 class Checkpoints:
-    """Checkpoints of a copy: commits with a mark of its progress, at intervals."""
+    """Checkpoints of a copy: commits that record its progress, at intervals."""
 
     save: Callable[[int], None]
     """Commits with the number of copied batches."""
@@ -56,7 +56,7 @@ class Checkpoints:
 
 
 class StoreReader:
-    """Reader of batches of an open store. A leaf is compared with its checksums before its first batch."""
+    """A reader of batches of an open store. A leaf is compared with its checksums before its first batch is read."""
 
     def __init__(self, store: Store, *, verify: bool) -> None:
         self._store = store
@@ -128,15 +128,15 @@ def stream(
 ) -> None:
     """Copy batches from number `start` on into leaves that `target` has created. The caller commits.
 
-    It takes memory for two batches, and with `verify` for a third.
+    It needs memory for two batches, and with `verify` for a third.
 
     Args:
-        read: reads a batch; called in a separate thread, one batch after the other.
+        read: reads a batch; called in a separate thread, one batch after another.
         target: the store to write to.
         specs: the leaves of `target`.
         batches: the batches of the whole copy.
         bar: counts the copied bytes.
-        own_buffers: whether `read` fills buffers that it gets.
+        own_buffers: whether `read` fills the buffers that are passed to it.
         start: the number of the first batch to copy.
         verify: whether to read each batch back and compare it.
         checkpoints: commits with the progress, at intervals.

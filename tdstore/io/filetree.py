@@ -8,15 +8,15 @@ from pathlib import Path
 
 
 def print_directory_tree(path: str | os.PathLike[str], indent: str = "", display_metadata: bool = True) -> str:
-    """Print the files below a folder, one a line in the order of their names, and return the lines.
+    """Print the files below a folder, one in each line in the order of their names, and return the lines.
 
     Args:
         path: a folder, or a file. Links are shown, not followed.
-        indent: what each line begins with.
-        display_metadata: print the size of all files first. It is no part of the result.
+        indent: the text at the beginning of each line.
+        display_metadata: print the size of all files first. It is not part of the result.
 
     Raises:
-        FileNotFoundError: nothing is there.
+        FileNotFoundError: there is no such file or folder.
 
     Example:
         >>> print_directory_tree("runs/1")  # doctest: +SKIP

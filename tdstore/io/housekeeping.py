@@ -1,4 +1,4 @@
-"""Housekeeping: whether a dataset is at a location, what it holds, which there are, and their removal."""
+"""Housekeeping: check whether a dataset exists, describe it, list datasets, and delete them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tdstore.types import LeafSpec, Path, path_text
 
 
 def exists(location: Location, *, storage: Storage = None, **options: Any) -> bool:
-    """Check whether a dataset is at a location. Nothing is read but what identifies it.
+    """Check whether a dataset is at a location. Only the data that identifies it is read.
 
     Args:
         location: a path or URL.
@@ -36,8 +36,8 @@ def exists(location: Location, *, storage: Storage = None, **options: Any) -> bo
         **options: of the backend.
 
     Returns:
-        True for a dataset, also one that a process is writing or left unfinished; False where nothing is, or something
-        that no installed backend recognises.
+        True for a dataset, also one that a process is writing or left unfinished; False if there is nothing, or
+        something that no installed backend recognises.
 
     Raises:
         CorruptStoreError: what is there belongs to a backend by its name or first bytes, and cannot be read.
@@ -69,7 +69,7 @@ def _opens(backend: Backend, text: str | None, options: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetInfo:
-    """What a dataset holds, as its header says; printed as a table.
+    """The contents of a dataset according to its header; printed as a table.
 
     Args:
         location: where it is, without a password.
@@ -78,9 +78,9 @@ class DatasetInfo:
         batch_size: of the root; None for a file of another program.
         leaves: shape and dtype of each leaf, by path. A column of values per row has two leaves.
         nbytes: bytes of the leaves in memory.
-        nbytes_stored: bytes on the storage; None where that is unknown.
-        generation: a value that differs after the next commit; None where the backend has none.
-        caps: what its store can do.
+        nbytes_stored: bytes on the storage; None if that is unknown.
+        generation: a value that differs after the next commit; None if the backend has none.
+        caps: the abilities of its store.
     """
 
     location: str
@@ -140,16 +140,16 @@ def info(location: Location, *, storage: Storage = None, **options: Any) -> Data
 
 
 def _quickly(backend: Backend, more: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return options under which data are not compared with checksums, and more options that the backend may have."""
+    """Return options with which data is not compared with checksums, and more options that the backend may have."""
     known = {"verify": "none", **more}
     return {**{name: value for name, value in known.items() if registry().has_option(backend, name)}, **options}
 
 
 def delete(location: Location, *, storage: Storage = None, **options: Any) -> None:
-    """Delete a dataset. No location opens as a part of it, also where the process is killed in the middle.
+    """Delete a dataset. No part of it can be opened at any location, even if the process is killed in the middle.
 
     A local folder is renamed to a hidden name beside it, then removed; a process that has it open for reading
-    goes on with what it has mapped. The lock of a writer is held meanwhile.
+    can go on using what it has mapped. The lock of a writer is held meanwhile.
 
     Args:
         location: a path or URL.
@@ -186,7 +186,7 @@ def list_datasets(location: str | os.PathLike[str] = ".", *, storage: Storage = 
         **options: of the backend.
 
     Returns:
-        Locations that open with the same `storage` and `options`. What is damaged is left out.
+        Locations that open with the same `storage` and `options`. Damaged datasets are left out.
 
     Raises:
         StoreNotFoundError: there is no such folder.
@@ -243,7 +243,7 @@ def _is_dataset(place: str, wanted: Backend | None, options: dict[str, Any]) -> 
 
 
 def check_deletable(backend: Backend, location: str | None, options: dict[str, Any]) -> None:
-    """Refuse a location that `delete` would refuse, as far as that can be seen without a lock.
+    """Refuse a location that `delete` would refuse, as far as this can be determined without a lock.
 
     Args:
         backend: the backend that recognises it.
@@ -264,10 +264,10 @@ def check_deletable(backend: Backend, location: str | None, options: dict[str, A
 
 
 def rename(backend: Backend, source: str | None, target: str) -> bool:
-    """Rename a local dataset whose backend declares no removal of its own; returns False where that cannot be done.
+    """Rename a local dataset whose backend declares no removal of its own; return False if that cannot be done.
 
     Args:
-        backend: the backend of both.
+        backend: the backend of both locations.
         source: where it is.
         target: where it is to be; nothing may be there.
 
@@ -287,7 +287,7 @@ def rename(backend: Backend, source: str | None, target: str) -> bool:
 
 
 def ending(backend: Backend, location: str) -> tuple[str, str]:
-    """Return the suffix of a backend that a location has, and what follows its last dot; "" where there is none."""
+    """Return the suffix of a backend that a location has, and the part after its last dot; "" if there is none."""
     lower = location.lower()
     known = [suffix for suffix in backend.suffixes if lower.endswith(suffix)]
     return max(known, key=len, default=""), os.path.splitext(lower)[1]

@@ -15,8 +15,8 @@ from tdstore.types import Path, StoreIndex
 def drop_behind(store: Store, path: Path, index: StoreIndex) -> None:
     """Release the mapped pages of `leaf[index]`. The file and the page cache of the system are unchanged.
 
-    For stores through which only the copy writes: changed pages of a private mapping would be lost. For leaves that are
-    not mapped files nothing happens.
+    Use it for stores through which only the copy writes: changed pages of a private mapping would be lost. If a leaf is
+    not a mapped file, nothing happens.
     """
     if Cap.VIEW not in store.caps:
         return
@@ -29,9 +29,9 @@ def drop_behind(store: Store, path: Path, index: StoreIndex) -> None:
 
 
 def sent(leaf: Tensor) -> Tensor:
-    """Return a leaf in the form for another process.
+    """Return a leaf in the form in which it is sent to another process.
 
-    A view of a mapped file is sent as its place in the file, other leaves are unchanged. A view of a file without a
+    A view of a mapped file is sent as its position in the file, other leaves are unchanged. A view of a file without a
     name is copied, since the file ends with the process.
     """
     if type(leaf) is not Tensor or leaf.layout is not torch.strided or leaf.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""Entry point for opening: a location, and optionally the name of a storage, to an open store."""
+"""Entry point for opening: from a location, and optionally the name of a backend, to an open store."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ PLAIN = frozenset([str, type(None), pathlib.PosixPath, pathlib.WindowsPath])
 
 
 def locate(location: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the path or URL that an object of another library stands for, and the options that reach it.
+    """Return the path or URL for which an object of another library stands, and the options to open it.
 
     Args:
-        location: a file system with a path in it, a store of objects; anything else is returned as it is.
-        options: of the caller, which go before those of the object.
+        location: a file system with a path in it, or a store of objects; anything else is returned as it is.
+        options: those of the caller, which take precedence over those of the object.
     """
     found = None if type(location) in PLAIN else registry().locate(location)
     if found is None:
@@ -62,7 +62,7 @@ def find_backend(location: Location, storage: Storage, mode: Mode) -> tuple[Back
     Raises:
         PluginError: see `Registry.resolve`. StoreNotFoundError: there is nothing to read.
         UnknownBackendError: the suffix of a new path names a file format that no installed backend writes.
-        InvalidTypeError: the location is neither text nor a path.
+        InvalidTypeError: the location is neither a string nor a path.
     """
     if isinstance(storage, str) and "://" in storage and location is None:
         location, storage = storage, None
@@ -102,7 +102,7 @@ def open_store(
 
 
 def open_backend(backend: Backend, location: str | None, *, mode: Mode, **options: Any) -> Store:
-    """Open a store as `open_store` does, with what `find_backend` returned."""
+    """Open a store as `open_store` does, with the results of `find_backend`."""
     store = _open(backend, location, mode, options)
     if mode in ("r", "r+", "a"):
         try:
@@ -156,7 +156,7 @@ def find_partial(backend: Backend, location: str | None, options: Mapping[str, A
     """Return the partial copy at a location; None if there is none. Nothing is changed.
 
     Raises:
-        StoreBusyError: a process is writing there, perhaps the copy itself.
+        StoreBusyError: a process, perhaps that of the copy, is writing there.
     """
     dirty = False
     try:

@@ -1,4 +1,4 @@
-"""Partial copies: the mark in their header, with which readers refuse them and a later run finishes them."""
+"""Partial copies: the mark in their header, because of which readers refuse them and a later run can finish them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def with_mark(groups: Mapping[Path, Group], mark: Mark) -> Header:
 
 
 def mark_of(header: Header, url: str) -> Mark | None:
-    """Return the mark in a header; None when it is that of a whole dataset.
+    """Return the mark in a header; None for the header of a complete dataset.
 
     Raises:
         CorruptStoreError: the mark is malformed.
@@ -99,8 +99,8 @@ def _described(value: object) -> str:
 def fingerprint(store: Store, location: object, groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec]) -> str:
     """Return a fingerprint that differs between a source and the same source after a change.
 
-    The header and the specs; for local files also names, sizes and times; for others, and for leaves of
-    short rows only, the first, middle and last row.
+    It covers the header and the specs; for local files also names, sizes and times; for others, and only for leaves
+    with short rows, the first, middle and last row.
     """
     data = [encode_header(Header(groups)), repr([(p, s.shape, s.dtype) for p, s in specs.items()]).encode()]
     path = local_path(location)

@@ -1,4 +1,4 @@
-"""Progress bars: those of tqdm or rich where one is installed, a plain line otherwise."""
+"""Progress bars: those of tqdm or rich if one is installed, and otherwise a plain line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Progress:
         total: bytes in all.
         label: the word before the bar.
         enabled: None shows it if stderr is a terminal.
-        done: bytes that an earlier run has done already.
+        done: bytes that an earlier run has processed already.
     """
 
     def __init__(self, total: int, label: str, enabled: bool | None = True, *, done: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Rules: options for the leaves that a key pattern matches."""
+"""Rules: options for the leaves whose keys match a pattern."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def apply_rules(specs: Mapping[Path, LeafSpec], rules: Rules) -> dict[Path, Leaf
     are wildcards. A pattern that matches a nested TensorDict matches every leaf in it.
 
     Raises:
-        KeyNotFoundError: a rule matches no leaf; the hint is the nearest key.
+        KeyNotFoundError: a rule matches no leaf; the hint names the most similar key.
         OptionError: a rule is not a dict of options, or would change the shape, dtype or fill value of a leaf.
 
     Example:

@@ -1,4 +1,4 @@
-"""A local file or folder of a backend, taken away from its name in one step while no other process writes it."""
+"""Deletion and renaming of a local file or folder of a backend, in one step, while no other process writes it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def local_place(backend: Backend, location: str | None, doing: str) -> Local:
     Args:
         backend: the backend that recognises it.
         location: a path, perhaps with a scheme of the backend.
-        doing: what is done to it, for messages, as "deleted".
+        doing: what is done to it, for messages, such as "deleted".
 
     Raises:
-        StoreNotFoundError: nothing is there. UnsupportedError: it is no local file or folder, or a link.
+        StoreNotFoundError: nothing is there. UnsupportedError: it is a link, or not a local file or folder.
     """
     found = Local(backend, location or "", doing)
     if not (backend.suffixes or backend.markers or backend.magic) or not found.path:
@@ -78,7 +78,7 @@ class Local:
         self._doing = doing
 
     def delete(self, options: dict[str, Any]) -> None:
-        """Take it away, and remove it.
+        """Delete the file or folder: first rename it away, then remove it.
 
         Args:
             options: options of the opener.
@@ -97,7 +97,7 @@ class Local:
             files.remove_tree(hidden, parent, first=self.backend.markers)
 
     def rename(self, target: Local) -> bool:
-        """Rename it; returns False where the target is on another file system.
+        """Rename the file or folder; return False if the target is on another file system.
 
         Args:
             target: where it is to be.
@@ -118,13 +118,13 @@ class Local:
         return True
 
     def check_ours(self, options: dict[str, Any]) -> None:
-        """Refuse what mode "w" would refuse to replace, files of other programs, and a part of a larger dataset.
+        """Refuse what mode "w" would refuse to replace, files of other programs, and parts of a larger dataset.
 
         Args:
             options: options of the opener.
 
         Raises:
-            StoreExistsError: what is there is of another program. UnsupportedError: a group of a dataset.
+            StoreExistsError: what is there belongs to another program. UnsupportedError: it is a group of a dataset.
         """
         above = os.path.dirname(self.path)
         if any(os.path.isfile(os.path.join(above, marker)) for marker in self.backend.markers):
@@ -149,7 +149,7 @@ class Local:
 
         Args:
             options: options of the opener.
-            damaged: go on without it where the dataset cannot be opened, and so cannot be written either.
+            damaged: go on without the lock if the dataset cannot be opened, and so cannot be written either.
         """
         try:
             store = self._open("r+", options)
@@ -182,7 +182,7 @@ class Local:
 
 
 def _rename_new(old: str, new: str) -> None:
-    """Rename a file or folder, and never replace a file: of a folder, the system itself replaces only an empty one."""
+    """Rename a file or folder without ever replacing a file; of folders, the system itself replaces only empty ones."""
     if os.path.isdir(old):
         os.rename(old, new)
         return
@@ -199,7 +199,7 @@ def _rename_new(old: str, new: str) -> None:
 
 
 def _give_up(store: Store) -> None:
-    """Close a store of which nothing is committed. Its place may be gone."""
+    """Close a store without committing anything. Its files may no longer exist."""
     with suppress(StoreError):
         if Cap.DISCARD in store.caps:
             store.discard()

@@ -14,8 +14,8 @@ from tdstore.types import Fault
 def verify(location: Location, *, storage: Storage = None, **options: Any) -> list[Fault]:
     """Read all data of a dataset and compare it with the checksums of its last commit.
 
-    What each backend compares is in `docs/reference/verify.md`. A backend that keeps no checksums finds
-    no fault, and neither does one that compares nothing while a writer is at work.
+    `docs/reference/verify.md` says what each backend compares. A backend that keeps no checksums finds
+    no fault, nor does one that compares nothing while a writer is at work.
 
     Args:
         location: a path or URL; also of a file that `consolidate` wrote.
@@ -23,7 +23,7 @@ def verify(location: Location, *, storage: Storage = None, **options: Any) -> li
         **options: of the backend.
 
     Returns:
-        A `Fault` for each leaf that is not as it was committed: its path, and why. Empty when all is well.
+        A `Fault` for each leaf that differs from what was committed: its path, and the reason. Empty if there is none.
 
     Raises:
         StoreNotFoundError: there is no dataset at the location.

@@ -1,4 +1,4 @@
-"""Versions of a dataset: states of it that stay as they are, listed, tagged, opened and pruned."""
+"""Versions of a dataset, that is, states that never change: list, tag, open and prune them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def versions(location: Location, *, storage: Storage = None, **options: Any) -> 
 
 
 def tag(location: Location, name: str, version: str | None = None, *, storage: Storage = None, **options: Any) -> None:
-    """Give a tag to a version, and take it from any other version that has it. `prune` never drops tagged versions.
+    """Give a tag to a version, and remove it from any other version that has it. `prune` never drops tagged versions.
 
     Writers that have the dataset open are not disturbed.
 
@@ -81,11 +81,11 @@ def tag(location: Location, name: str, version: str | None = None, *, storage: S
 
 
 def untag(location: Location, name: str, *, storage: Storage = None, **options: Any) -> None:
-    """Take a tag away. The version stays, until it is pruned.
+    """Remove a tag. The version stays until it is pruned.
 
     Args:
         location: a path or URL.
-        name: the tag; one that no version has is no error.
+        name: the tag; it is not an error if no version has it.
         storage: name of the backend. Default: found from the location.
         **options: of the backend.
 
@@ -117,15 +117,15 @@ def prune(
 ) -> list[Version]:
     """Drop versions, and free the bytes that only they need.
 
-    Versions that have a tag stay. A reader that opened a dropped version can go on for `grace`; what only it needs is
-    removed by the next `prune` after that, or by a later commit. A `prune` that is killed leaves every other version
-    readable.
+    Versions that have a tag stay. A reader that opened a dropped version can go on for `grace`; data that only this
+    version needs is removed by the next `prune` after that, or by a later commit. A `prune` that is killed leaves every
+    other version readable.
 
     Args:
         location: a path or URL.
-        keep: so many of the newest versions stay.
-        older_than: versions younger than this stay; seconds or a `timedelta`. With `keep`, a version is dropped where
-            both allow it; without either none is dropped, and only what was dropped earlier is removed.
+        keep: the number of newest versions that stay.
+        older_than: versions younger than this stay; seconds or a `timedelta`. With `keep`, a version is dropped if
+            both allow it. Without either, no version is dropped, and only data of versions dropped earlier is removed.
         grace: how long the data of dropped versions stays; seconds or a `timedelta`.
         storage: name of the backend. Default: found from the location.
         **options: of the backend.
@@ -157,10 +157,10 @@ def prune(
 
 
 def pinned(location: Location, storage: Storage, mode: Mode, options: dict[str, Any]) -> dict[str, Any]:
-    """Resolve `version=`, `tag=` and `at=` among the options of opening, to the option `version` of the backend.
+    """Resolve the options `version=`, `tag=` and `at=` of opening to the option `version` of the backend.
 
     Returns:
-        The options, without the three where each of them is None.
+        The options, without these three if each of them is None.
 
     Raises:
         UnsupportedError: the backend has no versions.
