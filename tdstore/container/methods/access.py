@@ -33,7 +33,7 @@ AS_SET: Any = _NoDefault.AS_SET
 
 
 class AccessMixin(Container):
-    """get, keys, items, ... and what `td[...]` reads."""
+    """get, keys, items, ... and reading by `td[...]`."""
 
     __slots__ = ()
 
@@ -70,7 +70,7 @@ class AccessMixin(Container):
             key: a string, or a tuple of strings for a nested entry.
             default: what to return if there is no such entry. Without it, a missing entry is None or an error, as
                 `tdstore.set_get_defaults_to_none` has it.
-            kwargs: `as_list=` and the like, for entries of lazy stacks: see `LazyStackedTensorDict.get`.
+            kwargs: `as_list=` and similar ones, for entries of lazy stacks: see `LazyStackedTensorDict.get`.
 
         Returns:
             A tensor `[*batch_size, ...]`, a nested TensorDict or a wrapped value.
@@ -108,7 +108,7 @@ class AccessMixin(Container):
         return None if default is AS_SET else default
 
     def _raw_as(self, key: str, **form: Any) -> Any:
-        """Return the entry in the form that a lazy stack was asked for. Here there is only one form."""
+        """Return the entry in the form that the caller requests of a lazy stack. Here there is only one form."""
         return self._raw(key)
 
     def _find(self, key: NestedKey) -> tuple[Any, str] | None:
@@ -125,7 +125,7 @@ class AccessMixin(Container):
         return None if node._kind(path[-1]) is None else (node, path[-1])
 
     def get_at(self, key: NestedKey, index: Any, default: Any = AS_SET) -> Entry:
-        """Return `td.get(key)[index]` and read no more than that. If there is no such entry, return `default`.
+        """Return `td.get(key)[index]` without reading any more than that. If there is no such entry, return `default`.
 
         Args:
             key: a string, or a tuple of strings for a nested entry.
@@ -156,7 +156,7 @@ class AccessMixin(Container):
         return found.plain() if isinstance(found, NonTensor) else found
 
     def entry_class(self, key: NestedKey) -> type:
-        """Return the class of an entry without reading its data: `Tensor` for what is stored or stacked.
+        """Return the class of an entry without reading its data: `Tensor` for tensors that are stored or stacked.
 
         Args:
             key: a string, or a tuple of strings for a nested entry.
@@ -287,7 +287,7 @@ class AccessMixin(Container):
         return sorted(self._first_keys())
 
     def non_tensor_items(self, include_nested: bool = False) -> Sequence[tuple[Any, NonTensor]]:
-        """Return `(key, wrapped value)` of the non-tensor entries: a tuple, and with `include_nested` a list."""
+        """Return `(key, wrapped value)` pairs of the non-tensor entries: a tuple, or a list with `include_nested`."""
         found = walk(self, include_nested, False, None, False, True)  # by kind: a stored leaf is not read for this
         items = [
             (key, node._raw(last))

@@ -20,10 +20,10 @@ from tdstore.types import Path, path_text
 
 
 def writes_in_place(out: Any, made: Any) -> bool:
-    """Return whether results are written into the leaves of a container, rather than become its leaves.
+    """Return whether results are written into the leaves of a container, instead of becoming its leaves.
 
-    A locked one and one whose leaves lie in files or in shared memory keep their leaves; a stored one keeps leaves
-    that have the shapes and dtypes of the results.
+    A locked container and one whose leaves are in files or in shared memory keep their leaves; a stored one keeps
+    leaves that have the shapes and dtypes of the results.
     """
     out = unwrap(out)
     if out.is_locked or out.is_memmap() or out.is_shared():
@@ -35,7 +35,7 @@ def writes_in_place(out: Any, made: Any) -> bool:
 
 
 class Mapper:
-    """One walk of `apply`: a function over the leaves of a tree and of others beside it."""
+    """One run of `apply`: a function over the leaves of a tree and the corresponding leaves of others."""
 
     __slots__ = ("call_on_nested", "default", "device", "filter_empty", "fn", "is_leaf", "least", "named")
 
@@ -139,8 +139,8 @@ class ApplyMixin(Container):
         """Call a function on each tensor, and return a TensorDict of the results.
 
         With `others`, it is called with the tensors of the same key: `fn(leaf, *leaves of others)`. A result of None
-        drops the entry; `apply` returns None when every entry was dropped and `filter_empty` is not False, with
-        `inplace` and `out` too, which then change nothing.
+        drops the entry. If every entry was dropped and `filter_empty` is not False, `apply` returns None; `inplace` and
+        `out` then change nothing.
 
         Args:
             fn: called with tensors of shape `[*B, ...]`; returns a tensor.
@@ -149,15 +149,15 @@ class ApplyMixin(Container):
             device: of the result.
             names: names of the batch dimensions of the result.
             inplace: write the results into this TensorDict.
-            default: stands for an entry that one of `others` lacks; without it that is a `KeyNotFoundError`.
+            default: used for an entry that one of `others` lacks; without it, that is a `KeyNotFoundError`.
             filter_empty: leave out nested TensorDicts that end up empty.
             propagate_lock: lock the result if this TensorDict is locked.
             call_on_nested: call `fn` on nested TensorDicts and values too, instead of going into them.
             is_leaf: called with the type of an entry that is not a tensor; True calls `fn` on the entry. With
                 `is_leaf_nontensor`, `fn` is called on values.
-            out: a TensorDict for the results, whose batch size is that of the results. Where it is locked, or its
-                tensors are in files, they are written into. Stored tensors are then read, and their results written, in
-                blocks of rows of bounded memory (so too with `inplace`): `fn` sees some rows at a time.
+            out: a TensorDict for the results, with the batch size of the results. If it is locked, or its tensors are
+                in files, the results are written into its tensors. Stored tensors are then read, and their results
+                written, in blocks of rows of bounded memory (also with `inplace`): `fn` gets some rows at a time.
 
         Raises:
             KeyNotFoundError: one of `others` lacks an entry, and there is no `default`.
@@ -198,7 +198,7 @@ class ApplyMixin(Container):
         return made
 
     def named_apply(self, fn: Callable[..., Any], *others: Any, nested_keys: bool = False, **kwargs: Any) -> Self:
-        """Call a function on each tensor with its key: as `apply`, with `fn(key, leaf, *leaves of others)`.
+        """Call a function on each tensor with its key: like `apply`, with `fn(key, leaf, *leaves of others)`.
 
         Args:
             fn: called with the key first.
@@ -226,7 +226,7 @@ class ApplyMixin(Container):
         """Call a function on each tensor, and write the results into the tensors in place.
 
         Args:
-            fn: called with tensors, as of `apply`; returns a tensor of the same shape.
+            fn: called with tensors, as in `apply`; returns a tensor of the same shape.
             *others: TensorDicts with the keys of this one.
             **kwargs: those of `apply`.
 
@@ -302,7 +302,7 @@ def starts_with(shape: torch.Size, batch: torch.Size) -> bool:
     """Check whether a shape starts with a batch size.
 
     Args:
-        shape: of a tensor.
+        shape: the shape of a tensor.
         batch: the batch size.
     """
     if len(batch) == 1:  # comparing slices of shapes takes several times longer

@@ -52,13 +52,13 @@ class PlacingMixin(Container):
         A stored TensorDict is read into memory, unless nothing is to change.
 
         Args:
-            *args: a device, a `torch.dtype` (cast of every leaf, integers included), a tensor, or a TensorDict. A
+            *args: a device, a `torch.dtype` (every leaf is cast, also integers), a tensor, or a TensorDict. A
                 TensorDict of `TensorAttrs`, as `attrs` returns it, says for each leaf what it becomes.
-            **kwargs: `device` and `dtype` by name; `non_blocking`, as of `Tensor.to`; `batch_size`, which is set in
-                place; `inplace=True`, which changes this TensorDict instead of making one.
+            **kwargs: `device` and `dtype` by name; `non_blocking`, as in `Tensor.to`; `batch_size`, which is set in
+                place; `inplace=True`, which changes this TensorDict instead of creating a new one.
 
         Returns:
-            This TensorDict when there is nothing to change, else a new one. As another TensorDict, always a new one.
+            This TensorDict if there is nothing to change, otherwise a new one. For another TensorDict, always a new one.
 
         Raises:
             TypeError: an argument is none of these, or given twice.
@@ -121,15 +121,15 @@ class PlacingMixin(Container):
     def attrs(self, *, fields: Sequence[str] = FIELDS, num_threads: int | None = None) -> TensorDict:
         """Describe every leaf in a TensorDict of `TensorAttrs` without batch dimensions. Reads no leaf.
 
-        Given to `to`, it makes each leaf of another TensorDict like the one of that name here. A leaf of a lazy
-        stack has -1 for sizes that differ between elements, and the dtype that all of them can be read as.
+        Passed to `to`, the result makes each leaf of another TensorDict like the leaf of that name here. A leaf of a
+        lazy stack has -1 for sizes that differ between elements, and the dtype as which all of them can be read.
 
         Args:
             fields: "device", "dtype" and "shape", or some of these.
-            num_threads: taken for compatibility.
+            num_threads: accepted for compatibility.
 
         Raises:
-            ValueError: another field.
+            ValueError: an unknown field.
 
         Example:
             >>> td = TensorDict(a=torch.zeros(3), b=torch.zeros(3, dtype=torch.int32), batch_size=[3])
@@ -176,14 +176,14 @@ class PlacingMixin(Container):
         return self.to("cuda" if device is None else torch.device("cuda", device), **kwargs)
 
     def auto_device_(self) -> Self:
-        """Set the device to that of the leaves, where they share one; nested TensorDicts too."""
+        """Set the device to that of the leaves, if they share one; also in nested TensorDicts."""
         devices = {leaf.device for leaf in self._leaf_list()}
         if len(devices) == 1:
             self._set_device(devices.pop())
         return self
 
     def clear_device_(self) -> Self:
-        """Forget the device, here and in nested TensorDicts: entries may then differ."""
+        """Remove the device, here and in nested TensorDicts: entries may then be on different devices."""
         self._set_device(None)
         return self
 
@@ -224,7 +224,7 @@ class PlacingMixin(Container):
             This TensorDict.
 
         Raises:
-            InvalidStateError: a leaf of integers or bools, which cannot require gradients; no leaf was changed.
+            InvalidStateError: a leaf has integers or bools, which cannot require gradients; no leaf was changed.
 
         Example:
             >>> TensorDict({"a": torch.ones(2)}, [2]).requires_grad_()["a"].requires_grad
@@ -241,17 +241,17 @@ class PlacingMixin(Container):
         return self
 
     def as_tensor(self) -> Self:
-        """Return a TensorDict of plain tensors over the same memory, in place of memory-mapped ones, parameters, ..."""
+        """Return a TensorDict of plain tensors over the same memory, instead of memory-mapped ones, parameters, ..."""
         made: Self = self._resident()._foreach(lambda leaves: [_plain(t) for t in leaves])
         return made
 
     def pin_memory(self, num_threads: int | None = None, inplace: bool = False) -> Self:
         """Copy into page-locked memory, from which a GPU reads while the CPU goes on.
 
-        On a machine without an accelerator there is nothing to pin for: the leaves stay as they are.
+        On a machine without an accelerator pinning has no use: the leaves stay as they are.
 
         Args:
-            num_threads: pin so many leaves at a time (0: one after another; default: as many as help).
+            num_threads: the number of leaves to pin at a time (0: one after another; default: as many as help).
             inplace: this TensorDict takes over the copies and is returned.
         """
 
@@ -274,7 +274,7 @@ class PlacingMixin(Container):
         """Tell the allocator that a CUDA stream uses the leaves: see [`torch.Tensor.record_stream`][].
 
         Raises:
-            UnsupportedError: the leaves are in a store: `to(device)` gives a TensorDict of live ones.
+            UnsupportedError: the leaves are in a store: `to(device)` returns a TensorDict of live ones.
         """
         if isinstance(self, Container._stored_class):
             raise UnsupportedError("no stream can use leaves that are not read yet", hint="td.to(device) reads them")

@@ -1,4 +1,4 @@
-"""Several entries as one: concatenated, stacked, taken apart."""
+"""Several entries as one: concatenated, stacked, separated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ColumnsMixin(Container):
 
         Args:
             keys: the entries, in order.
-            out_key: where the result goes.
+            out_key: the key of the result.
             dim: a dimension of the leaves; the result must still start with the batch size.
             keep_entries: leave the entries where they are.
 
@@ -59,7 +59,7 @@ class ColumnsMixin(Container):
         """Concatenate all leaves along `dim` into one tensor.
 
         Args:
-            sorted: True for the alphabetical order of first-level keys, or the keys in the order that is wanted.
+            sorted: True for the alphabetical order of first-level keys, or the keys in the desired order.
             out: a tensor to write into.
         """
         return torch.cat(self._in_order(sorted), dim, out=out)
@@ -79,11 +79,11 @@ class ColumnsMixin(Container):
     def separates(
         self, *keys: NestedKey, default: Any = NO_DEFAULT, strict: bool = True, filter_empty: bool = True
     ) -> Self:
-        """Take entries out of this TensorDict; they are returned as one of their own.
+        """Take entries out of this TensorDict, and return them as a separate one.
 
         Args:
-            default: stands for keys that are not there.
-            strict: without `default`, refuse keys that are not there. False makes them entries of the value None.
+            default: used for keys that do not exist.
+            strict: without `default`, refuse keys that do not exist. False makes them entries of the value None.
             filter_empty: drop nested TensorDicts that become empty.
 
         Raises:

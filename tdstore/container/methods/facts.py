@@ -31,7 +31,7 @@ class MeasureMixin(Container):
         Stored leaves are not read, and count as they do in memory.
 
         Args:
-            count_duplicates: False counts a tensor that is several entries once.
+            count_duplicates: False counts a tensor that is used for several entries once.
 
         Example:
             >>> TensorDict({"a": torch.zeros(3, 4), "b": torch.zeros(3, dtype=torch.uint8)}, [3]).bytes()
@@ -41,7 +41,7 @@ class MeasureMixin(Container):
         return leaves + sum(self._companion_sizes(count_duplicates))
 
     def param_count(self, *, count_duplicates: bool = True) -> int:
-        """Count the elements of all tensor leaves, without reading them. Arguments as `bytes`."""
+        """Count the elements of all tensor leaves, without reading them. Arguments as of `bytes`."""
         return sum(n for n, _ in self._sizes(count_duplicates))
 
     def _sizes(self, count_duplicates: bool) -> list[tuple[int, int]]:
@@ -124,7 +124,7 @@ class MeasureMixin(Container):
         return all(node._leaf_facts(key).dtype.is_floating_point for node, key in self._leaf_places())
 
     def is_non_tensor(self, key: Any) -> bool:
-        """Return whether the entry of a (nested) key is a value that is not a tensor.
+        """Return whether the entry at a (nested) key is a value that is not a tensor.
 
         Args:
             key: a string, or a tuple of strings for a nested entry.
@@ -150,9 +150,9 @@ class MeasureMixin(Container):
 
     @property
     def grad(self) -> Self | None:
-        """A TensorDict of the leaves' gradients, those that have one, and of the values. Locked if this one is.
+        """A TensorDict of the gradients of those leaves that have one, and of the values. Locked if this one is.
 
-        None when no leaf has a gradient and there are no values.
+        None if no leaf has a gradient and there are no values.
         """
         grads: Self | None = self._resident().apply(_grad_of, filter_empty=True)
         return grads.lock_() if grads is not None and self.is_locked else grads
@@ -183,13 +183,13 @@ class MeasureMixin(Container):
     def backward(
         self, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
     ) -> None:
-        """Compute gradients of all leaves that require one, at once, and accumulate them in the graph's leaves.
+        """Compute gradients of all leaves that require one, in one pass, and accumulate them in the graph's leaves.
 
         Args:
             gradient: a TensorDict with the gradient of each of these leaves; default: 1, for leaves of one element.
             retain_graph: keep the graph for another call; default: `create_graph`.
             create_graph: build a graph of the gradients, for gradients of higher order.
-            inputs: a TensorDict or tensors; only their `grad` is added to.
+            inputs: a TensorDict or tensors; gradients are accumulated only in their `grad`.
 
         Raises:
             InvalidStateError: no leaf requires a gradient, or one has several elements and no `gradient`.
@@ -240,5 +240,5 @@ class MeasureMixin(Container):
 
 
 def _grad_of(leaf: Tensor) -> Tensor | None:
-    """Return the gradient of a tensor; torch warns where one asks for that of a result, which keeps none."""
+    """Return the gradient of a tensor. torch warns about reading that of a result, which keeps none."""
     return leaf.grad if leaf.is_leaf or leaf.retains_grad else None

@@ -38,7 +38,7 @@ class FillingMixin(Container):
         return self._foreach_(torch._foreach_zero_)
 
     def fill_(self, key: NestedKey, value: Any) -> Self:
-        """Fill one entry in place with a number; of a nested TensorDict, every leaf. A value stays as it is.
+        """Fill one entry in place with a number: in a nested TensorDict, every leaf. A value stays as it is.
 
         Args:
             key: a string, or a tuple of strings for a nested entry.
@@ -72,7 +72,7 @@ class FillingMixin(Container):
         """Create zeros with the feature shapes and dtypes of these leaves, for another batch size.
 
         The last dimensions of `size` have the names of the last batch dimensions. Values that differ from row
-        to row are left out, since the rows are others.
+        to row are left out, since the result has other rows.
 
         Args:
             *size: the batch size, as numbers or as one sequence.
@@ -113,11 +113,11 @@ class FillingMixin(Container):
         """Create a TensorDict of these entries with a copy of `data`, in these leaves' dtypes and on their devices.
 
         Args:
-            data: a tensor, which every entry then holds and whose shape is the batch size; or a TensorDict that has
-                every key of this one.
+            data: a tensor, of which every entry holds a copy and whose shape is the batch size; or a TensorDict that
+                has every key of this one.
 
         Raises:
-            KeyNotFoundError: an entry that `data` lacks.
+            KeyNotFoundError: `data` lacks an entry.
         """
         where = None if device is NO_DEFAULT else device
 

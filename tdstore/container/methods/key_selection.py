@@ -32,7 +32,7 @@ class KeySelectionMixin(Container):
         """Return a TensorDict with only these (nested) entries, in this order. It shares them.
 
         Args:
-            *keys: keys, or one list of them. Of a key and one below it, only the one below is selected.
+            *keys: keys, or one list of them. If a key and one below it are passed, only the one below is selected.
             inplace: remove the other entries from this TensorDict, and return it.
             strict: refuse keys that do not exist. Otherwise they are ignored.
             as_tensordict: return a plain TensorDict for a tensorclass.
@@ -132,13 +132,13 @@ class KeySelectionMixin(Container):
 
         Args:
             key_sets: iterables of (nested) keys, or dicts that give each of these keys its name in the result.
-            inplace: take the keys out of this TensorDict, which is the last one of the result.
-            default: stands for keys that are not there; None leaves them out.
-            strict: without `default`, refuse keys that are not there.
+            inplace: remove the keys from this TensorDict, which is the last one of the result.
+            default: used for keys that do not exist; None leaves them out.
+            strict: without `default`, refuse keys that do not exist.
             reproduce_struct: keep nested TensorDicts that are empty, in each of the results.
 
         Raises:
-            KeyNotFoundError: a key is not there, or was taken already by itself or as part of another.
+            KeyNotFoundError: a key does not exist, or was used already by itself or as part of another.
             OptionError: a dict gives two keys one name.
 
         Example:
@@ -233,7 +233,7 @@ class KeySelectionMixin(Container):
         """Join nested keys with a separator: `("a", "b")` becomes `"a.b"`. The result shares the tensors.
 
         Args:
-            separator: what the parts of a key are joined with.
+            separator: the string between the parts of a key.
             inplace: change this TensorDict, and return it.
             is_leaf: called with the type of a nested entry; True keeps the entry as it is.
 
@@ -326,10 +326,10 @@ class KeySelectionMixin(Container):
         return out  # type: ignore[no-any-return]
 
     def _write_replaced(self, made: Any) -> None:
-        """Write what a restructured copy has otherwise into the existing entries, whatever the lock.
+        """Write entries that differ in a restructured copy into the existing entries, locked or not.
 
         Raises:
-            LockedError: the copy has an entry that is not here.
+            LockedError: the copy has an entry that does not exist here.
         """
         if isinstance(made, self._stack_class) and isinstance(self, self._stack_class):
             for mine, theirs in zip(self.tensordicts, made.tensordicts, strict=True):
@@ -345,7 +345,7 @@ class KeySelectionMixin(Container):
         self._update_in_place(changed, None, None)
 
     def create_nested(self, key: NestedKey) -> Self:
-        """Set an empty nested TensorDict at a key, of this batch size and device. It replaces an entry of that key.
+        """Set an empty nested TensorDict of this batch size and device at a key. It replaces an existing entry.
 
         Args:
             key: a string, or a tuple of strings.

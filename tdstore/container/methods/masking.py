@@ -33,7 +33,7 @@ class MaskingMixin(Container):
             This TensorDict.
 
         Raises:
-            BatchSizeError: the mask is not bool, or has another shape.
+            BatchSizeError: the mask is not bool, or its shape does not fit.
             ReadOnlyError: the dataset was opened in mode "r".
 
         Example:
@@ -73,9 +73,9 @@ class MaskingMixin(Container):
         Args:
             condition: a bool tensor, of the batch size or of its leading dimensions.
             other: a TensorDict, a tensor or a number.
-            out: a TensorDict to write the result into, wherever it lives: in blocks of rows of bounded memory, so
-                that none of the three need fit in memory. Without it the result is in memory.
-            pad: a number that stands for entries that one side lacks.
+            out: a TensorDict to write the result into, wherever its data is: in blocks of rows of bounded memory, so
+                that none of the three has to fit in memory. Without it the result is in memory.
+            pad: a number to use for entries that one side lacks.
             update_batch_size: whether `out` adopts this batch size.
 
         Raises:
@@ -187,5 +187,5 @@ def _where_padded(td: Any, other: Any, pick: Any, pad: Any) -> Any:
 
 
 def _number_like(number: Any, leaf: Tensor) -> Tensor:
-    """Return what stands for a missing entry, in the dtype of the one that is there: it decides the result's."""
+    """Return the substitute for a missing entry in the dtype of the existing one, which decides that of the result."""
     return torch.full((), number, dtype=leaf.dtype, device=leaf.device)

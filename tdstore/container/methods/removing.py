@@ -44,7 +44,7 @@ class RemovingMixin(Container):
         return self
 
     def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Entry:
-        """Remove an entry and return it. Of a stored TensorDict, it is read into memory first.
+        """Remove an entry and return it. An entry of a stored TensorDict is read into memory first.
 
         Args:
             key: a string, or a tuple of strings for a nested entry.
@@ -54,7 +54,7 @@ class RemovingMixin(Container):
             A tensor, a TensorDict, or a wrapped value, as `get` returns it.
 
         Raises:
-            KeyNotFoundError: there is no such entry, and no `default`.
+            KeyNotFoundError: there is neither such an entry nor a `default`.
             LockedError: the TensorDict that has the entry is locked.
 
         Example:
@@ -98,7 +98,7 @@ class RemovingMixin(Container):
         return keys[-1], self.pop(keys[-1])
 
     def _detached(self) -> Any:
-        """Return what remains of a nested container when its place is removed."""
+        """Return what remains of a nested container when it is removed from its parent."""
         return self
 
     def clear(self) -> Self:
@@ -125,7 +125,7 @@ class RemovingMixin(Container):
 
         Args:
             old_key: a string, or a tuple of strings for a nested entry.
-            new_key: the new key; nested TensorDicts on its way are created.
+            new_key: the new key; missing nested TensorDicts above it are created.
             safe: refuse a new key that exists; otherwise its entry is replaced.
 
         Returns:

@@ -38,7 +38,7 @@ class TransformsMixin(Container):
             names: other names of the batch dimensions.
 
         Raises:
-            InvalidArgumentError: another number of `names` than batch dimensions.
+            InvalidArgumentError: the number of `names` is not that of the batch dimensions.
 
         Example:
             >>> td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, [2])
@@ -61,7 +61,7 @@ class TransformsMixin(Container):
         return made
 
     def _in_class(self, td: Any) -> Any:
-        """Give an in-memory TensorDict without other owners this one's class, if that is a subclass of its own."""
+        """Give an in-memory TensorDict without other owners this one's class, if that is a subclass of its class."""
         cls: Any = type(self)
         plain = self._resident_class
         if cls is plain or not issubclass(cls, plain) or type(td) is not plain:
@@ -71,7 +71,7 @@ class TransformsMixin(Container):
     def clone(self, recurse: bool = True) -> Self:
         """Copy the TensorDict. A stored one is read into memory.
 
-        Values are copied as `copy.deepcopy` does. One that refuses to be copied, such as a lock, is in both. Dicts and
+        Values are copied as by `copy.deepcopy`. A value that cannot be copied, such as a lock, is shared. Dicts and
         lists are copied in either case: they are part of the structure.
 
         Args:
@@ -122,7 +122,7 @@ class TransformsMixin(Container):
         A dataset is not changed: its entries are read into memory.
 
         Args:
-            *args: the arguments of `update`: a TensorDict or a dict first.
+            *args: the arguments of `update`: first a TensorDict or a dict.
             **kwargs: those of `update`, or entries by their keys.
 
         Raises:
@@ -142,13 +142,13 @@ class TransformsMixin(Container):
         return self._shallow()
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
-        """Return a TensorDict whose tensors are contiguous in memory; those that are already are shared, not copied.
+        """Return a TensorDict whose tensors are contiguous in memory; contiguous tensors are shared, not copied.
 
         A stored TensorDict is read into memory, and a lazy stack is made dense, also one among the entries.
 
         Args:
-            canonical: tensors also get the strides that torch gives a new tensor of their shape. A dimension
-                of size 1 may have any other stride and still be contiguous.
+            canonical: also give tensors the strides that torch gives a new tensor of their shape. A tensor with another
+                stride in a dimension of size 1 can still be contiguous.
             inplace: this TensorDict takes over the tensors and is returned.
 
         Raises:
@@ -181,7 +181,7 @@ class TransformsMixin(Container):
             retain_none: accepted for compatibility: entries whose value is None are kept.
 
         Raises:
-            UnevenError: elements of a lazy stack differ in shape, and cannot be made dense.
+            UnevenError: elements of a lazy stack differ in shape and cannot be made dense.
 
         Example:
             >>> td = tdstore.lazy_stack([TensorDict({"a": torch.tensor(i)}) for i in range(3)])
@@ -209,7 +209,7 @@ class TransformsMixin(Container):
         Args:
             retain_none: keep entries whose value is None.
             convert_tensors: True converts tensors to lists of numbers, "numpy" to arrays.
-            tolist_first: nested TensorDicts with batch dimensions become lists of dicts, and values lists of them.
+            tolist_first: nested TensorDicts with batch dimensions become lists of dicts, and values lists of values.
 
         Raises:
             TypeError: `convert_tensors="numpy"`, and numpy lacks the dtype of a tensor, such as bfloat16.
@@ -252,12 +252,12 @@ def _compact(t: Tensor) -> Tensor:
 
 
 def _has_unusual_strides(t: Tensor) -> bool:
-    """Return whether a contiguous tensor has other strides than torch gives, in dimensions of size 1 above all."""
+    """Return whether a contiguous tensor has other strides than torch would give it, mostly in dimensions of size 1."""
     return t.stride() != torch.empty(t.shape, device="meta").stride()
 
 
 def _stacked_below(td: Any) -> Any:
-    """Stack the lazy stacks in a TensorDict that can be; return it unchanged where there are none."""
+    """Stack the lazy stacks in a TensorDict, those that can be stacked; return it unchanged if there are none."""
     changed: dict[str, Any] = {}
     for key, value in td._data.items():
         if type(value) is Tensor or not isinstance(value, Container) or isinstance(value, NonTensor):

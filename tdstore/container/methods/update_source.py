@@ -1,4 +1,4 @@
-"""What `update` and its kin take: pairs of keys and values, of dicts and TensorDicts alike."""
+"""Sources of `update` and related methods: pairs of keys and values, from dicts and TensorDicts alike."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tdstore.types import Path
 
 
 def check_may_resize(td: Any, inplace: bool, some_keys: bool) -> None:
-    """Raise a BatchSizeError for an update that cannot take over another batch size."""
+    """Raise a BatchSizeError for an update that cannot adopt another batch size."""
     if inplace or some_keys:
         how = "inplace=True" if inplace else "keys_to_update="
         raise errors.BatchSizeError(f"update: with {how}, the batch size stays {list(td.batch_size)}")
@@ -44,7 +44,7 @@ def unequal_batches(mine: Any, theirs: Any) -> list[tuple[Any, Any]]:
 
 
 def source_of(mapping: Any, kwargs: Mapping[str, Any]) -> Container | Mapping[Any, Any]:
-    """Return what `update(mapping, **kwargs)` takes its entries from: the mapping itself where there are no kwargs."""
+    """Return the source of the entries of `update(mapping, **kwargs)`: the mapping itself if there are no kwargs."""
     if not kwargs:
         return {} if mapping is None else mapping
     return {**dict(pairs_of({} if mapping is None else mapping)), **kwargs}
@@ -63,7 +63,7 @@ def pairs_of(source: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def flat_pairs(source: Any, prefix: Path = (), *, stacks: bool = True) -> Iterator[tuple[Path, Any]]:
-    """Yield entries by their paths, of lazy stacks too. With `stacks=False` lazy stacks are yielded whole."""
+    """Yield entries by their paths, also those of lazy stacks. With `stacks=False` they are yielded whole."""
     for key, value in pairs_of(source):
         path = (*prefix, *entry_path(key))
         if isinstance(value, Container._stack_class) and not stacks:
@@ -126,12 +126,12 @@ def pick(value: Any, paths: list[Path]) -> dict[str, Any]:
 
 
 def stops_at(is_leaf: IsLeaf | None, value: Any) -> bool:
-    """Return whether `is_leaf` says that a nested value is one entry, which is not gone into."""
+    """Return whether `is_leaf` says that a nested value is one entry, which is not traversed."""
     return is_leaf is not None and is_leaf(type(value))
 
 
 def spread_list(td: Any, key: str, value: Any, at: tuple[Any, ...]) -> object:
-    """Return what is written to rows of an entry: of a list, one value to each row."""
+    """Return the value to write to rows of an entry: of a list, one element to each row."""
     if type(value) is not list or not value or td._kind(key) != VALUE:
         return value
     shape = index_shape(td._batch_size, as_terms(at))

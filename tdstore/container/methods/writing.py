@@ -107,7 +107,7 @@ class WritingMixin(Container):
     def _coerce_existing(self, key: str, item: Any, *, whole: bool = False) -> Any:
         """Coerce a value for an in-place write: to the entry's own kind and shape.
 
-        `whole` refuses what stands for several rows, such as a number.
+        `whole` refuses a value that stands for several rows, such as a number.
         """
         kind = self._kind(key)
         if kind == LEAF and isinstance(item, (bool, int, float, complex)):
@@ -211,7 +211,7 @@ class WritingMixin(Container):
         return self
 
     def set_non_tensor(self, key: NestedKey, value: Any) -> Self:
-        """Store any object as one value for the whole batch, also one that `set` would convert to a tensor.
+        """Store any object as one value for the whole batch, even one that `set` would convert to a tensor.
 
         Args:
             key: a string, or a tuple of strings for a nested entry.
@@ -231,12 +231,12 @@ class WritingMixin(Container):
         return self.set(key, NonTensorData(value, self._batch_size))
 
     def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Entry:
-        """Set an entry if there is none, and return the entry.
+        """Set an entry if it does not exist, and return the entry.
 
         Args:
             key: a string, or a tuple of strings for a nested entry.
             default: what to set if there is no such entry.
-            inplace: as of `set`.
+            inplace: as in `set`.
 
         Raises:
             LockedError: there is no such entry, and the TensorDict is locked.
@@ -266,7 +266,7 @@ class WritingMixin(Container):
     ) -> Self:
         """Merge entries of another TensorDict or a dict into this one; nothing is set unless everything fits.
 
-        Nested TensorDicts that are on both sides are merged, not replaced. Where the source has a lazy stack whose
+        Nested TensorDicts that exist on both sides are merged, not replaced. If the source has a lazy stack whose
         elements differ in keys or shapes, the entry becomes a lazy stack.
 
         Args:
@@ -305,7 +305,7 @@ class WritingMixin(Container):
         return self
 
     def _plan_update(self, changes: Changes, source: Any, wanted: list[Path] | None, how: How) -> None:
-        """Add to a change what `update` does; `wanted` are the paths to update, None for all."""
+        """Add the changes of `update` to a plan; `wanted` are the paths to update, None for all."""
         fresh: dict[str, Any] = {}
         writes: dict[str, Any] = {}
         for first, value in by_first_key(source):
@@ -336,10 +336,10 @@ class WritingMixin(Container):
         changes.write(self, writes)
 
     def _take_batches(self, source: Any, wanted: bool, inplace: bool, some_keys: bool, ignore_lock: bool) -> None:
-        """Make room for the entries of a source of another batch size, nested ones too, or refuse all of them.
+        """Adapt to the entries of a source of another batch size, also nested ones, or refuse all of them.
 
         Args:
-            wanted: take over the batch sizes; else a difference is an error.
+            wanted: adopt the batch sizes; otherwise a difference is an error.
         """
         pairs = unequal_batches(self, source)
         if pairs and not wanted:
@@ -375,7 +375,7 @@ class WritingMixin(Container):
     ) -> Self:
         """Write into existing entries in place; nothing is written unless every key exists.
 
-        Unlike `update`, it never adds a key and never replaces a tensor: the memory stays, and a lock does not matter.
+        Unlike `update`, it never adds a key and never replaces a tensor: the memory stays, and a lock has no effect.
 
         Args:
             input_dict_or_td: a TensorDict, a dict or a list of (key, value) pairs. Values are cast to the dtypes of the
@@ -454,7 +454,7 @@ class WritingMixin(Container):
         return self._update_in_place(input_dict_or_td, as_terms(idx), keys_to_update)
 
     def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True) -> Self:
-        """Call `update_at_`, of which this is an alias."""
+        """Call `update_at_`; this is an alias."""
         return self.update_at_(tensordict, idx)
 
     def _update_in_place(self, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> Self:
@@ -464,7 +464,7 @@ class WritingMixin(Container):
         return self
 
     def _plan_in_place(self, changes: Changes, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> None:
-        """Add to a change what `update_` and `update_at_` do."""
+        """Add the changes of `update_` and `update_at_` to a plan."""
         wanted = None if keys_to_update is None else [entry_path(k) for k in as_key_list(keys_to_update)]
         if at is not None and not reaches_past(
             at, len(self._batch_size)
@@ -506,7 +506,7 @@ class WritingMixin(Container):
             raise
 
     def _plan_rows(self, changes: Changes, index: Any, value: Any, made: list[tuple[Any, list[str]]]) -> None:
-        """Add to a change what `td[index] = value` does; new entries are made at once, and noted in `made`."""
+        """Add the changes of `td[index] = value` to a plan; new entries are created at once, and recorded in `made`."""
         at = spelled_out(as_terms(index), len(self._batch_size))
         shape = index_shape(self._batch_size, at)
         if value is None:
@@ -543,7 +543,7 @@ class WritingMixin(Container):
         return own and self._kind(key) == GROUP and isinstance(self._raw(key), self._stack_class)
 
     def _make_room(self, value: Any, shape: torch.Size, batch: torch.Size, made: list[Any]) -> None:
-        """Add zero-filled entries for what `value` has and this TensorDict has not, and note them in `made`."""
+        """Add zero-filled entries for those of `value` that this TensorDict lacks, and record them in `made`."""
         fresh: dict[str, Any] = {}
         for key in value._first_keys():
             kind, mine = value._kind(key), self._kind(key)
@@ -579,7 +579,7 @@ def _zeros_for(entry: Any, batch: torch.Size, ndim: int) -> Any:
 
 
 def take_back(made: list[tuple[Any, list[str]]]) -> None:
-    """Remove entries that were made for rows that could then not be written: all or nothing."""
+    """Remove entries that were created for rows that could not be written after all: all or nothing."""
     for node, keys in reversed(made):
         node._take_back(keys)
 
