@@ -1,1 +1,1 @@
-"""The method surface of a TensorDict: mixins of small real methods over a few primitives."""
+"""The methods of a TensorDict: mixins of small explicit methods over a few primitives."""

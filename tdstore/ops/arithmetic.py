@@ -17,7 +17,7 @@ from tdstore.ops.base import OpsBase
 
 
 def _each(fn: Callable[[Any, Any], Tensor]) -> Callable[..., list[Tensor]]:
-    """Lift a function of two values to lists, for what `torch._foreach_*` does not offer."""
+    """Lift a function of two values to lists, for functions that `torch._foreach_*` lacks."""
 
     def over(leaves: Sequence[Tensor], other: Any) -> list[Tensor]:
         if isinstance(other, list):
@@ -59,8 +59,8 @@ _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 def as_tensors(operand: Any, leaves: list[Tensor]) -> object:
     """Convert a list with one number for all leaves to tensors of their dtypes.
 
-    Other operands are returned as given, and numbers beside leaves that are no plain tensors of float32 or float64 in
-    main memory: other dtypes are promoted in another way by a tensor than by a number, or rounded.
+    Other operands are returned unchanged, and so are numbers if the leaves are not plain tensors of float32 or float64
+    in main memory: a tensor promotes other dtypes differently than a number does, or is rounded.
     """
     if type(operand) is not list or len(operand) < 2:
         return operand
@@ -90,7 +90,7 @@ def _can_cast(source: torch.dtype, target: torch.dtype) -> bool:
 
 
 def _in_place(fn: Callable[..., Sequence[Tensor]]) -> Callable[..., None]:
-    """Return the in-place form of a function over lists; a result that needs a wider dtype raises, as in torch."""
+    """Return the in-place form of a function over lists. It raises if a result needs a wider dtype, as torch does."""
 
     def write(leaves: Sequence[Tensor], *operands: Any) -> None:
         for leaf, result in zip(leaves, fn(leaves, *operands), strict=True):
@@ -131,10 +131,10 @@ Made = TypeVar("Made")
 
 
 class ArithmeticOps(OpsBase):
-    """`+ - * / ** %`, comparisons and logic; named and operator forms.
+    """`+ - * / ** %`, comparisons and logic; as named methods and as operators.
 
-    `default=` of the named forms says what to do about entries that one of two TensorDicts lacks: a
-    number or tensor stands for them, "intersection" leaves them out; without it they are a `KeyError`.
+    `default=` of the named methods says what to do about entries that one of two TensorDicts lacks: a
+    number or tensor is used for them, "intersection" leaves them out; without it they are a `KeyError`.
     """
 
     __slots__ = ()
@@ -153,7 +153,7 @@ class ArithmeticOps(OpsBase):
         Args:
             other: a number, a tensor that broadcasts with the batch, or a TensorDict with the keys of this one.
             alpha: a factor for `other`. Default: 1.
-            default: stands for entries that one side lacks: a number, a tensor, or "intersection" to leave such entries
+            default: used for entries that one side lacks: a number, a tensor, or "intersection" to leave such entries
                 out.
 
         Raises:
@@ -184,11 +184,11 @@ class ArithmeticOps(OpsBase):
         return self._with(torch._foreach_pow, other, default)
 
     def maximum(self, other: Any, *, default: Any = None) -> Self:
-        """Apply [`torch.maximum`][] to every leaf; a NaN in either wins."""
+        """Apply [`torch.maximum`][] to every leaf; the result is NaN where either operand is."""
         return self._with(_maximum, other, default)
 
     def minimum(self, other: Any, *, default: Any = None) -> Self:
-        """Apply [`torch.minimum`][] to every leaf; a NaN in either wins."""
+        """Apply [`torch.minimum`][] to every leaf; the result is NaN where either operand is."""
         return self._with(_minimum, other, default)
 
     def clamp_max(self, other: Any, *, default: Any = None) -> Self:
@@ -223,7 +223,7 @@ class ArithmeticOps(OpsBase):
         return self._with(_rsub if alpha is None else _each(lambda a, b: torch.rsub(a, b, alpha=alpha)), other, default)
 
     def logical_and(self, other: Any, *, default: Any = None) -> Self:
-        """Apply [`torch.logical_and`][] to every leaf: bool leaves."""
+        """Apply [`torch.logical_and`][] to every leaf. The results are bool."""
         return self._with(_logical_and, other, default)
 
     def bitwise_and(self, other: Any, *, default: Any = None) -> Self:

@@ -1,4 +1,4 @@
-"""What a container must provide for the mixins of this folder to work."""
+"""The primitives that a container must provide for the mixins of this folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tdstore.types import Names
 
 # Not an ABC: `isinstance` would go through its hook, and the walks over trees ask at every entry.
 class OpsBase:
-    """The primitives. `fn` of the batch-shape primitives sees any tensor whose leading dimensions are the batch."""
+    """The primitives. If they change the batch shape, `fn` gets tensors whose leading dimensions are the batch."""
 
     __slots__ = ()
 
@@ -52,9 +52,9 @@ class OpsBase:
     ) -> Self:
         """Build a new container with `fn` applied to every entry; the batch becomes `batch_size`.
 
-        `undo` turns the result back; with it the result is a context manager that writes new entries back.
-        `keep_lock` locks the result if this container is locked. `views` says that `fn` gives nothing but views: of
-        a memory-mapped or shared TensorDict the result is one too.
+        `undo` reverses the change; with it the result is a context manager that writes new entries back.
+        `keep_lock` locks the result if this container is locked. `views` says that `fn` returns only views: the
+        result of a memory-mapped or shared TensorDict is then memory-mapped or shared, too.
         """
 
     @abstractmethod
@@ -70,7 +70,7 @@ class OpsBase:
 
     @abstractmethod
     def _return_unchanged(self) -> Self:
-        """Return this container, as the result of an operation that had nothing to do."""
+        """Return this container as the result of an operation that had nothing to do."""
 
     @abstractmethod
     def _bytes_as(self, dtype: torch.dtype, batch_size: Any) -> Self:
@@ -80,7 +80,7 @@ class OpsBase:
     def _expanded_as(self, other: Any, lead: int) -> Self:
         """Expand each leaf to the shape of the leaf that another container has under its key.
 
-        The batch gets `lead` new dimensions; below 0, it loses some.
+        The batch gets `lead` new dimensions; if that is negative, it loses some.
         """
 
     def _in_rows(self) -> Any:

@@ -1,4 +1,4 @@
-"""How each reduction is computed on a whole tensor, and merged over blocks of rows; the methods are in `reduce`."""
+"""Reductions, each as a function of a whole tensor and as a merge over blocks of rows; the methods are in `reduce`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ State = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A reduction over `dims` (never empty), and how results over parts of dimension 0 become that of the whole.
+    """A reduction over `dims` (never empty), and the way to merge results over parts of dimension 0.
 
-    `part`, `merge` and `finish` may be missing: the reduction then needs all rows at once.
+    `part`, `merge` and `finish` may be missing: then the reduction needs all rows at once.
     """
 
     whole: Callable[[Tensor, Dims, bool], Tensor]

@@ -1,4 +1,4 @@
-"""Casts of every leaf to one dtype. Kept apart: methods named `float` or `int` would hide the builtins."""
+"""Casts of every leaf to one dtype. In a module of its own, since methods named `float` or `int` hide the builtins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tdstore.ops.base import OpsBase
 
 
 class CastOps(OpsBase):
-    """The casts that have a name of their own; `to(dtype)` takes any."""
+    """The casts that have a method of their own; `to(dtype)` casts to any dtype."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""The largest and the smallest element, and where they are."""
+"""The largest and the smallest element, and their indices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Off = Literal[False] | None
 
     class Pair(NamedTuple, Generic[T]):
-        """What `torch.max` and its kin return over one dimension: `torch.return_types.max`, of TensorDicts."""
+        """The result of `torch.max` and the like over one dimension: `torch.return_types.max`, of TensorDicts."""
 
         values: T
         indices: T
@@ -56,8 +56,8 @@ class ExtremeOps(ReduceOps):
             return_indices: False returns the values alone.
 
         Returns:
-            Over one batch dimension `(values, indices)`, two TensorDicts, the indices of dtype int64, as torch does.
-            Else the values: over everything, over several dimensions, over features, or without `return_indices`.
+            Over one batch dimension `(values, indices)`: two TensorDicts, with indices of dtype int64, as in torch.
+            Otherwise the values: over everything, over several dimensions, over features, or without `return_indices`.
 
         Raises:
             DimensionError: `dim` is not a batch dimension.
@@ -103,7 +103,7 @@ class ExtremeOps(ReduceOps):
     def cummax(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         """Return the largest element so far along a batch dimension, as [`torch.cummax`][]: `(values, indices)`.
 
-        With `reduce=True`, of all leaves concatenated along `dim`: two tensors.
+        With `reduce=True`, it returns two tensors, for all leaves concatenated along `dim`.
         """
         return self._running(torch.cummax, dim, reduce, return_indices)
 

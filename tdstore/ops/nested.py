@@ -1,4 +1,4 @@
-"""Pieces of nested tensors, which torch splits along few dimensions."""
+"""Pieces of nested tensors, which torch splits along few dimensions only."""
 
 from __future__ import annotations
 

@@ -252,21 +252,21 @@ class PointwiseOps(OpsBase):
 
     # -- predicates -------------------------------------------------------------------------
     def isfinite(self) -> Self:
-        """Apply [`torch.isfinite`][] to every leaf: bool leaves."""
+        """Apply [`torch.isfinite`][] to every leaf. The results are bool."""
         return self._foreach(lambda leaves: [torch.isfinite(x) for x in leaves])
 
     def isnan(self) -> Self:
-        """Apply [`torch.isnan`][] to every leaf: bool leaves."""
+        """Apply [`torch.isnan`][] to every leaf. The results are bool."""
         return self._foreach(lambda leaves: [torch.isnan(x) for x in leaves])
 
     def isneginf(self) -> Self:
-        """Apply [`torch.isneginf`][] to every leaf: bool leaves."""
+        """Apply [`torch.isneginf`][] to every leaf. The results are bool."""
         return self._foreach(lambda leaves: [torch.isneginf(x) for x in leaves])
 
     def isposinf(self) -> Self:
-        """Apply [`torch.isposinf`][] to every leaf: bool leaves."""
+        """Apply [`torch.isposinf`][] to every leaf. The results are bool."""
         return self._foreach(lambda leaves: [torch.isposinf(x) for x in leaves])
 
     def isreal(self) -> Self:
-        """Apply [`torch.isreal`][] to every leaf: bool leaves."""
+        """Apply [`torch.isreal`][] to every leaf. The results are bool."""
         return self._foreach(lambda leaves: [torch.isreal(x) for x in leaves])

@@ -1,4 +1,4 @@
-"""Moves of rows: flip, roll, gather, repeat, pad. Moves of dimensions are in `move`."""
+"""Rearrangement of rows and batch dimensions: flip, roll, gather, repeat, pad, movedim."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _dims(dims: Any, n: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Padding:
-    """Makes the batch dimensions of a tensor larger, or crops them."""
+    """Padding that enlarges the batch dimensions of a tensor, or crops them."""
 
     ndim: int
     new: torch.Size
@@ -65,13 +65,13 @@ class Padding:
         return self.filled(tensor, self.value)
 
     def filled(self, tensor: Tensor, value: float) -> Tensor:
-        """Return the same with another value around it."""
+        """Return the same padding with another value."""
         out = tensor.new_full((*self.new, *tensor.shape[self.ndim :]), value)
         out[self.where] = tensor[self.source]
         return out
 
     def of_values(self, values: list[Any], shape: torch.Size) -> tuple[list[Any], Tensor]:
-        """Pad values that are no numbers with None: return those of all rows, and numbers for each."""
+        """Pad values that are not numbers with None: return the values of all rows, and numbers for each."""
         places = self.filled(torch.arange(len(values)).reshape(shape), len(values))
         made = [*values, None]
         return [made[i] for i in places.flatten().tolist()], torch.arange(places.numel()).reshape(places.shape)
@@ -84,10 +84,10 @@ class RearrangeOps(ReshapeOps):
 
     # -- dimensions, by their other names ----------------------------------------------------
     def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
-        """Move batch dimensions to other places, as [`torch.movedim`][].
+        """Move batch dimensions to other positions, as [`torch.movedim`][].
 
         Raises:
-            BatchSizeError: not as many places as dimensions. DimensionError: one that is out of range.
+            BatchSizeError: not as many positions as dimensions. DimensionError: one that is out of range.
         """
         n = len(self.batch_size)
         if len(_dims(source, n)) != len(_dims(destination, n)):
@@ -98,7 +98,7 @@ class RearrangeOps(ReshapeOps):
         return self.permute([pairs[d] if d in pairs else next(rest) for d in range(n)])
 
     def moveaxis(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
-        """Call `movedim`, of which this is an alias."""
+        """Call `movedim`; this is an alias."""
         return self.movedim(source, destination)
 
     def swapaxes(self, axis0: int, axis1: int) -> Self:
@@ -135,7 +135,7 @@ class RearrangeOps(ReshapeOps):
             shape: the new batch size, by this name.
 
         Raises:
-            BatchSizeError: the batch size cannot be expanded so.
+            BatchSizeError: the batch size cannot be expanded like this.
 
         Example:
             >>> TensorDict({"a": torch.zeros(3, 5)}, [3]).broadcast_to(2, 3)["a"].shape
@@ -166,7 +166,7 @@ class RearrangeOps(ReshapeOps):
         return self.flip(0)
 
     def roll(self, shifts: int | Sequence[int], dims: Any = None, *, inplace: bool = False) -> Self:
-        """Shift rows along batch dimensions, as [`torch.roll`][]: what leaves at one end comes in at the other.
+        """Shift rows along batch dimensions, as [`torch.roll`][]: rows that leave at one end enter at the other.
 
         Args:
             shifts: how far to shift; a sequence for several `dims`.
@@ -255,8 +255,8 @@ class RearrangeOps(ReshapeOps):
 
         Args:
             dim: the batch dimension.
-            index: an int64 tensor of positions along `dim`, with at most as many dimensions as the batch; those that it
-                lacks at the end are taken whole.
+            index: an int64 tensor of positions along `dim`, with at most as many dimensions as the batch; missing last
+                dimensions are taken whole.
             out: a TensorDict of the result's batch size to write into, in place.
             inplace: let this TensorDict take over the result's leaves, and return it.
 
@@ -312,7 +312,7 @@ class RearrangeOps(ReshapeOps):
         )
 
     def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Self, ...]:
-        """Split along a batch dimension into about equal parts, or at given places, as [`torch.tensor_split`][]."""
+        """Split along a batch dimension into about equal parts, or at given positions, as [`torch.tensor_split`][]."""
         old = self.batch_size
         at = as_dim(dim, len(old))
         parts = torch.empty(old, device="meta").tensor_split(_plain(indices_or_sections), at)
@@ -329,5 +329,5 @@ class RearrangeOps(ReshapeOps):
 
 
 def _plain(places: Any) -> Any:
-    """Return places to split at as ints: a tensor would have to be on the CPU."""
+    """Return the positions at which to split as ints: a tensor would have to be on the CPU."""
     return places.tolist() if isinstance(places, Tensor) else places

@@ -1,8 +1,8 @@
 """Reductions: over batch dimensions, over features, over everything.
 
-`dim=` of all of them: absent or None reduces every leaf to a scalar and the batch to `[]`; an int, a
-dimension name or a tuple of them reduces batch dimensions; `"feature"` reduces what lies right of the
-batch. `reduce=True` gives one tensor over all leaves instead of a TensorDict.
+All of them have `dim=`: if it is absent or None, every leaf is reduced to a scalar and the batch to `[]`; an int, a
+dimension name or a tuple of them reduces batch dimensions; `"feature"` reduces the dimensions to the right of the
+batch. `reduce=True` returns one tensor over all leaves instead of a TensorDict.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FEATURE = "feature"
 
 
 class Over(NamedTuple):
-    """Extent of a reduction: the batch dimensions `dims`, or the features, or (both None and False) everything."""
+    """Extent of a reduction: the batch dimensions `dims`, or the features, or everything (None and False)."""
 
     dims: tuple[int, ...] | None
     features: bool
@@ -137,15 +137,15 @@ class ReduceOps(OpsBase):
         """Compute the sum of elements, as [`torch.sum`][].
 
         Args:
-            dim: what to reduce: None for everything, batch dimensions by number or name, or `"feature"` for what lies
-                right of the batch.
+            dim: what to reduce: None for everything, batch dimensions by number or name, or `"feature"` for the
+                dimensions to the right of the batch.
             keepdim: whether reduced batch dimensions stay, with length 1.
             dtype: the dtype that leaves are cast to first, so that small integers do not overflow.
             reduce: True returns one tensor over all leaves.
             key_transform: maps the key of each entry to its key in the result: `str -> str`, `tuple -> tuple`.
 
         Returns:
-            A TensorDict of the batch dimensions that are left, or with `reduce=True` a tensor.
+            A TensorDict with the remaining batch dimensions, or a tensor with `reduce=True`.
 
         Raises:
             DimensionError: `dim` is not a batch dimension.
@@ -175,7 +175,7 @@ class ReduceOps(OpsBase):
     def nansum(
         self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: bool | None = None
     ) -> Any:
-        """Sum of the elements that are not NaN, as [`torch.nansum`][]; arguments as `sum`."""
+        """Sum the elements that are not NaN, as [`torch.nansum`][]; arguments as `sum`."""
         return self._reduction(how.add_up(dtype, nan=True), dim, keepdim, reduce)
 
     @overload
@@ -408,7 +408,7 @@ class ReduceOps(OpsBase):
         return made
 
     def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Self:
-        """Log of the sum of exponentials over batch dimensions (all of them by default), as [`torch.logsumexp`][]."""
+        """Compute the log of the sum of exponentials over batch dimensions (default: all), as [`torch.logsumexp`][]."""
         every = tuple(range(len(self.batch_size))) or None
         made: Self = _into(out, self._reduction(how.LOGSUMEXP, every if dim is None else dim, keepdim, None))
         return made
@@ -510,7 +510,7 @@ class ReduceOps(OpsBase):
         return as_dim(dim, len(self.batch_size))
 
     def _over_leaves(self, kind: Reduction, over: Over, keepdim: bool) -> Tensor:
-        """Reduce to one tensor over all leaves: what is reduced is concatenated first."""
+        """Reduce to one tensor over all leaves: the parts to reduce are concatenated first."""
         leaves = self._leaf_list()
         if not leaves:
             raise InvalidStateError("there is no leaf to reduce")
@@ -542,7 +542,7 @@ class ReduceOps(OpsBase):
 
 
 def _into(out: Any, result: Any) -> Any:
-    """Return a result, or the TensorDict given for it."""
+    """Return a result, or the TensorDict into which it was to be written."""
     return result if out is None else out.update(result, inplace=True)
 
 

@@ -190,7 +190,7 @@ class ReshapeOps(OpsBase):
         """Insert a batch dimension of size 1, sharing memory.
 
         Args:
-            dim: its place in the result, from `-len(B) - 1` to `len(B)` for a batch size `[*B]`: features stay behind
+            dim: its position in the result, from `-len(B) - 1` to `len(B)` for a batch size `[*B]`: features stay after
                 it.
 
         Raises:
@@ -236,11 +236,11 @@ class ReshapeOps(OpsBase):
         """Expand each leaf to the shape of the leaf of the same key, and the batch to the batch size of `other`.
 
         Args:
-            other: a TensorDict that has the leaves of this one; or a tensor, whose shape the batch is expanded to.
+            other: a TensorDict that has the leaves of this one; or a tensor, to whose shape the batch is expanded.
 
         Raises:
             KeyNotFoundError: `other` lacks a leaf.
-            BatchSizeError: a leaf or the batch cannot be expanded so.
+            BatchSizeError: a leaf or the batch cannot be expanded like this.
 
         Example:
             >>> td = TensorDict({"a": torch.ones(3, 1)}, [3])
@@ -374,7 +374,7 @@ class ReshapeOps(OpsBase):
         )
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
-        """Split a batch dimension into at most so many pieces of equal length, sharing memory. The last may be shorter.
+        """Split a batch dimension into at most `chunks` equal pieces (the last may be shorter), sharing memory.
 
         Args:
             chunks: the largest number of pieces.
