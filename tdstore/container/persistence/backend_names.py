@@ -1,4 +1,4 @@
-"""The methods that users know by the name of a storage: each a line or two over the general ones."""
+"""The methods that are named after a storage: each is a line or two over the general ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class NamedStorageMixin(Container):
-    """memmap and its kin, to_h5 and from_h5, share_memory_."""
+    """memmap and related methods, to_h5 and from_h5, share_memory_."""
 
     __slots__ = ()
 
@@ -46,17 +46,17 @@ class NamedStorageMixin(Container):
         """Save as memory-mapped files under `prefix`; the result is a locked TensorDict over them, on the CPU.
 
         The tensors of the result *are* the files: writing into them writes to the files, and other processes that load
-        the directory see it. Entries that are mapped from files already stay where they are if there is no `prefix`.
+        the directory see the change. Without `prefix`, entries that are already mapped from files stay where they are.
 
         Args:
-            prefix: a directory. Default: temporary files, deleted with the last tensor over them. A URL goes to its own
-                backend.
+            prefix: a directory. Default: temporary files, deleted with the last tensor over them. For a URL, its own
+                backend is used.
             copy_existing: copy entries that are mapped from files somewhere else, instead of refusing to.
             **kwargs: `return_early=True` returns a future at once; others are those of `save`.
 
         Raises:
             InvalidStateError: the entries are mapped from files somewhere else, and `copy_existing` is False.
-            StoreExistsError: `existsok=False`, and something is there.
+            StoreExistsError: `existsok=False`, and something exists at `prefix`.
 
         Example:
             >>> td = TensorDict({"a": torch.zeros(3)}, [3]).memmap("run")
@@ -82,14 +82,14 @@ class NamedStorageMixin(Container):
         return later(run) if kwargs.pop("return_early", False) else run()
 
     def _mark_mapped(self) -> None:
-        """Say that the leaves are memory-mapped files, temporary ones too."""
+        """Mark the leaves as memory-mapped files, also temporary ones."""
         if self._state & (MAPPED | SHARED):
             self._state = self._state & ~SHARED | MAPPED
         for group in self._groups():
             group._mark_mapped()
 
     def memmap_(self, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> Self:
-        """Save as `memmap` does, and make this TensorDict the one over the files: its tensors become memory-mapped.
+        """Save as `memmap` does, in place: the tensors of this TensorDict become the memory-mapped ones.
 
         Args:
             prefix: a directory. Default: temporary files, deleted with the last tensor over them.
@@ -151,7 +151,7 @@ class NamedStorageMixin(Container):
             A locked TensorDict over the files, on the CPU.
 
         Raises:
-            StoreExistsError: something is there, and `existsok` is False.
+            StoreExistsError: something exists at `prefix`, and `existsok` is False.
 
         Example:
             >>> step = TensorDict({"obs": torch.zeros(84, 84, dtype=torch.uint8)})
@@ -179,11 +179,11 @@ class NamedStorageMixin(Container):
 
     @classmethod
     def load_memmap(cls, prefix: Location, *args: Any, **kwargs: Any) -> TensorDictBase:
-        """Load a dataset: an older name of `load`, and the same for every backend.
+        """Load a dataset: an older name of `load`, for every backend.
 
         Args:
             prefix: path or URL.
-            *args: as of `load`, as are `**kwargs`.
+            *args: those of `load`, as are `**kwargs`.
 
         Raises:
             StoreNotFoundError: there is no dataset at the location.
@@ -218,10 +218,10 @@ class NamedStorageMixin(Container):
 
     @property
     def saved_path(self) -> SavedPath | None:
-        """Where the memory-mapped files are: None of temporary ones; `AttributeError` if there are none.
+        """Where the memory-mapped files are: None for temporary ones; `AttributeError` if there are none.
 
-        It is a string, and has the methods of a `pathlib.Path`: `td.saved_path / "a.memmap"`.
-        A relative path, if one was given, for as long as the working directory is the same, and else an absolute one.
+        It is a string that has the methods of a `pathlib.Path`: `td.saved_path / "a.memmap"`.
+        If a relative path was passed, it is relative as long as the working directory is the same; otherwise absolute.
         """
         binding = self._place()
         if binding is None or not self._state & MAPPED:
@@ -237,7 +237,7 @@ class NamedStorageMixin(Container):
     def make_memmap(
         self, key: NestedKey, shape: Any, *, dtype: torch.dtype | None = None, robust_key: bool = True
     ) -> Tensor:
-        """Add a zero-filled entry to the dataset that this TensorDict is over, locked or not."""
+        """Add a zero-filled entry to the dataset of this TensorDict, locked or not."""
         spec = LeafSpec(flat_args((shape,)), dtype or torch.get_default_dtype())
         return self._add_leaf(key, spec, None)
 
@@ -252,8 +252,8 @@ class NamedStorageMixin(Container):
     ) -> Tensor:
         """Add an entry with the shape and dtype of a tensor, and its data unless `copy_data=False`.
 
-        An entry of that name is an error, whatever `existsok` says: a file that others may have mapped is not
-        made anew below them.
+        If there is an entry of that name, it is an error, whatever `existsok` says: a file that others may have
+        mapped is not replaced.
         """
         if tensor.is_nested:
             raise UnsupportedError(
@@ -274,7 +274,7 @@ class NamedStorageMixin(Container):
         """Add an entry with the bytes of an `UntypedStorage`.
 
         Raises:
-            UnsupportedError: the storage is that of another file, with which the entry could not share its memory.
+            UnsupportedError: the storage belongs to another file, whose memory the entry could not share.
         """
         mapped = getattr(storage, "tdstore_file", None)  # of a MemoryMappedTensor
         file = storage.filename if mapped is None else mapped.name
@@ -292,7 +292,7 @@ class NamedStorageMixin(Container):
         raise UnsupportedError("make_memmap needs a TensorDict over memory-mapped files", hint="use set() here")
 
     def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
-        """Read the dataset again: entries that other processes added appear, removed ones go.
+        """Read the dataset again: entries that other processes added appear, and removed ones disappear.
 
         Args:
             allow_pickle: accepted for compatibility.
@@ -356,8 +356,8 @@ class NamedStorageMixin(Container):
 
         Args:
             filename: a path or URL, or a store object of zarr. A `LocalStore` or `ZipStore` stands for its path, a
-                `MemoryStore` holds the data itself, and so do others, where `single_writer=True` says that no other
-                process writes.
+                `MemoryStore` holds the data itself, and so do others, for which `single_writer=True` must promise that
+                no other process writes.
             **kwargs: those of `save`, and options that apply to every array, such as `chunks` and `shards`.
 
         Returns:
@@ -388,17 +388,17 @@ class NamedStorageMixin(Container):
         location: Location = None,
         **kwargs: Any,
     ) -> TensorDictBase:
-        """Save to a key-value server; `from_store` of the class that is returned finds it again.
+        """Save to a key-value server; `from_store` of the returned class opens the dataset again.
 
         Args:
             backend: "redis", "dragonfly" or another backend.
-            prefix: begins the name of the dataset where `location` does not say it.
-            device: where reads land.
+            prefix: the beginning of the name of the dataset, if `location` does not contain the name.
+            device: the device of the tensors that reads return.
             location: a URL, or the name of the dataset; default: a new name.
             **kwargs: options of the backend.
 
         Returns:
-            A `TensorDictStore`, or a `LazyStackedTensorDictStore` of a lazy stack; of a backend that does not speak
+            A `TensorDictStore`, or for a lazy stack a `LazyStackedTensorDictStore`; for a backend that does not use
             the protocol of redis, the container over it.
         """
         server = {"host": host, "port": port, "unix_socket_path": unix_socket_path, "prefix": prefix, **kwargs}
@@ -413,19 +413,19 @@ class NamedStorageMixin(Container):
         return found
 
     def share_memory_(self) -> Self:
-        """Move the leaves to shared memory, which other processes see without a copy, and lock.
+        """Move the leaves to shared memory, which other processes see without a copy, and lock this TensorDict.
 
         On a GPU nothing happens: CUDA memory can be sent to other processes as it is.
 
         Returns:
             This TensorDict.
 
-        Where a leaf is a parameter or requires a gradient, as those of `from_module` do, each tensor is moved where it
-        is: it stays the same object, and the module that it is of shares it, too. So are the tensors of `.data` and
+        If a leaf is a parameter or requires a gradient, as those of `from_module` do, each tensor is moved in place:
+        it stays the same object, and its module shares it, too. The same holds for the tensors of `.data` and
         `detach()` of such a TensorDict.
 
         Raises:
-            InvalidStateError: the leaves are in memory-mapped files, which processes share already.
+            InvalidStateError: the leaves are in memory-mapped files, which processes already share.
 
         Example:
             >>> td = TensorDict({"a": torch.zeros(3)}, [3]).share_memory_()
@@ -457,15 +457,15 @@ class NamedStorageMixin(Container):
     ) -> TensorDictBase:
         """Open an HDF5 file, ours or a foreign one, as a `PersistentTensorDict`. Needs `tdstore-h5`.
 
-        Nothing is read but the structure: entries are read when they are indexed.
+        Only the structure is read: entries are read when they are indexed.
 
         Args:
             filename: the file.
             mode: "r", or "r+" to change the file.
-            auto_batch_size: use the largest batch size that all entries share. A foreign file is always opened so.
+            auto_batch_size: use the largest batch size that all entries share. This is always done for a foreign file.
             batch_dims: at most this many batch dimensions.
-            batch_size: another batch size than the file says; the file is not changed.
-            device: the device that reads return tensors on.
+            batch_size: a batch size to use instead of that in the file; the file is not changed.
+            device: the device of the tensors that reads return.
 
         Raises:
             InvalidTypeError: both `batch_size` and `auto_batch_size`.
@@ -495,7 +495,7 @@ class NamedStorageMixin(Container):
     ) -> TensorDictBase:
         """Open a zarr store, ours or a foreign one, as a `PersistentTensorDict`.
 
-        A path, a URL, or a store object of zarr, as `to_zarr` takes it; arguments as of `from_h5`.
+        It is a path, a URL, or a store object of zarr, as for `to_zarr`; arguments as of `from_h5`.
         """
         made: TensorDictBase = _opened(
             cast(Location, filename), "zarr", mode, auto_batch_size, batch_dims, batch_size, device
@@ -524,7 +524,7 @@ REDIS_LIKE = ("redis", "dragonfly", "valkey", "keydb")
 
 
 def on_server(backend: str, name: str, server: dict[str, Any]) -> dict[str, Any]:
-    """Build location, backend and options of a dataset on a server from the arguments that name it."""
+    """Build location, backend and options of a dataset on a server from the arguments that identify it."""
     options = {"host": "localhost", "port": 6379, "db": 0, **server}
     prefix = options.pop("prefix", "tensordict")
     if options.get("unix_socket_path") is not None:
@@ -571,7 +571,7 @@ def _refuse_copy(td: Any, files: str | None, prefix: str) -> None:
 
 
 def _to_files(prefix: Location, options: dict[str, Any]) -> None:
-    """Say which backend a `memmap` method means: files, unless the location is a URL of another."""
+    """Return the backend that a `memmap` method uses: files, unless the location is a URL of another backend."""
     archive = options.pop("archive", None)
     if archive is None:
         archive = str(prefix).lower().endswith(".tdz")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ConsolidatingMixin(Container):
-    """consolidate and its kin."""
+    """consolidate and related methods."""
 
     __slots__ = ()
 
@@ -85,21 +85,21 @@ class ConsolidatingMixin(Container):
     ) -> Any:
         """Copy all leaves into one buffer; the result is a locked TensorDict of views of it.
 
-        It moves to a device, is pickled and sent as one piece for as long as it stays locked. Each leaf begins at
+        As long as it stays locked, it is moved to a device, pickled and sent as one piece. Each leaf begins at
         a multiple of 8 bytes. Containers over a store are read; with `filename`, in blocks of bounded memory.
 
         Args:
-            filename: write the buffer to this file, replaced in one step, and map it: what is then written into
-                the leaves is in the file. `from_consolidated` opens it, here and in the `tensordict` package.
+            filename: write the buffer to this file, which is replaced in one step, and map it: later writes into
+                the leaves go to the file. `from_consolidated` opens it, here and in the `tensordict` package.
             num_threads: threads that copy into a buffer in memory.
-            device: where the buffer is made. Not with `filename`.
-            non_blocking: as `Tensor.copy_`.
-            inplace: this TensorDict becomes the one over the buffer.
+            device: the device of the buffer. Not with `filename`.
+            non_blocking: as in `Tensor.copy_`.
+            inplace: let this TensorDict use the buffer, and return it.
             return_early: return a future at once.
             use_buffer: accepted; a file is never longer than its leaves and their description.
-            share_memory: a buffer that child processes see.
-            pin_memory: a buffer in pinned memory.
-            metadata: accepted; the description is made when it is needed.
+            share_memory: use a buffer that child processes share.
+            pin_memory: use a buffer in pinned memory.
+            metadata: accepted; the description is created when it is needed.
 
         Raises:
             InvalidStateError: `device` with `filename`, or `pin_memory` without an accelerator.
@@ -172,16 +172,16 @@ class ConsolidatingMixin(Container):
 
         Args:
             filename: the file.
-            mode: "r" leaves the file as it is: what is written into the leaves stays in this process. With "r+"
-                it is written into the file.
-            verify: "size" compares files of up to 16 MiB with their checksums, and of larger ones what `read`
-                copies; "full" all of the file; "none" nothing. Files of the `tensordict` package have no checksums.
+            mode: "r" leaves the file as it is: writes into the leaves stay in this process. With "r+" they go to the
+                file.
+            verify: "size" compares files of up to 16 MiB with their checksums, and of larger files what `read`
+                copies; "full" the whole file; "none" nothing. Files of the `tensordict` package have no checksums.
             max_bytes: refuse a file that declares more data.
 
         Raises:
             StoreNotFoundError: there is no such file.
-            CorruptStoreError: it is not a consolidated file, or a damaged one.
-            OptionError: another `mode` or `verify`.
+            CorruptStoreError: the file is not a consolidated file, or is damaged.
+            OptionError: an unknown `mode` or `verify`.
 
         Example:
             >>> written = TensorDict({"a": torch.arange(3)}, [3]).consolidate("batch.bin")
@@ -199,7 +199,7 @@ class ConsolidatingMixin(Container):
 
 # -- files -----------------------------------------------------------------------------------
 def written(td: Any, filename: str) -> TensorDictBase:
-    """Write a container to a consolidated file, and map that for reading and writing."""
+    """Write a container to a consolidated file, and map the file for reading and writing."""
     jagged: dict[Path, Tensor] = {}
     groups, specs = describe(td, jagged=jagged)
     pieces = [(path, part) for path, leaf in jagged.items() for part in parts_of(leaf)]

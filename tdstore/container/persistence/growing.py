@@ -1,7 +1,7 @@
 """Growing along the first batch dimension: `append`, `extend` and `resize_`, on every container.
 
-What may fail comes first: rows are compared with the entries before anything changes, stored parts change before
-those in memory, and each part that was changed can be changed back.
+Steps that may fail come first: rows are compared with the entries before anything changes, stored parts change before
+those in memory, and each changed part can be changed back.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class GrowingMixin(Container):
     def append(self, row: Any) -> None:
         """Add one row at the end of the first batch dimension, in every entry.
 
-        In memory, entries are given spare room, which doubles: appending costs no more as they get longer, and tensors
-        obtained earlier stay as they are. On a dataset, the row is written and committed: wholly there or not at all,
-        and a reader in another process sees the old length or the new one. A locked TensorDict can grow, since its keys
+        In memory, entries get spare space, which doubles: appending costs no more as they get longer, and tensors
+        obtained earlier stay as they are. On a dataset, the row is written and committed, completely or not at all:
+        a reader in another process sees the old length or the new one. A locked TensorDict can grow, since its keys
         stay the same.
 
         Args:
@@ -57,7 +57,7 @@ class GrowingMixin(Container):
         self._add_rows(_one_row(self, row))
 
     def extend(self, rows: Any) -> None:
-        """Add rows at the end of the first batch dimension, in every entry, with one commit however many they are.
+        """Add any number of rows at the end of the first batch dimension, in every entry, with one commit.
 
         Args:
             rows: a TensorDict or a dict of batch size `[n, *batch_size[1:]]`, or a list of rows as `append` takes
@@ -92,7 +92,7 @@ class GrowingMixin(Container):
             InvalidArgumentError: a negative length.
             BatchSizeError: there is no batch dimension.
             UnsupportedError: this is a window, or the leaves of the backend have a fixed length; or rows would have to
-                be made up for an entry that has one value per row, or for a lazy stack.
+                be invented for an entry that has one value per row, or for a lazy stack.
             ReadOnlyError: the dataset was opened in mode "r".
 
         Example:
@@ -108,7 +108,7 @@ class GrowingMixin(Container):
         return self
 
     def refresh_(self) -> Self:
-        """Read the structure of the dataset again: what other processes committed since appears, a new length too.
+        """Read the structure of the dataset again: later commits of other processes appear, also a new length.
 
         Until then a reader sees the dataset as it was when it was opened. Tensors obtained earlier, and windows, stay
         as they are.
@@ -117,7 +117,7 @@ class GrowingMixin(Container):
             This TensorDict.
 
         Raises:
-            UnsupportedError: it is in memory or temporary, so that no other process can have changed it.
+            UnsupportedError: the data is in memory or temporary, so no other process can have changed it.
 
         Example:
             >>> writer = TensorDict({"a": torch.zeros(3)}, [3]).save("run")
@@ -140,7 +140,7 @@ class GrowingMixin(Container):
             step_of(self, Growth(self, rows, self._batch_size[0] + len(rows))).do()
 
     def _check_may_grow(self, what: str) -> None:
-        """Refuse what has no length of its own, before anything is looked at."""
+        """Refuse a container that has no length of its own, before anything else is checked."""
         self._catch_up()
         if not self._batch_size:
             raise BatchSizeError(
@@ -157,7 +157,7 @@ class GrowingMixin(Container):
         """Refuse to grow a view of some rows of a dataset."""
 
     def _catch_up(self) -> None:
-        """Take over the length that the dataset has by now: another container over it may have grown it."""
+        """Adopt the current length of the dataset: another container over it may have grown it."""
 
 
 def _one_row(td: Any, row: Any) -> Any:
@@ -172,7 +172,7 @@ def _one_row(td: Any, row: Any) -> Any:
 
 
 def _are_rows(td: Any, candidate: Any) -> bool:
-    """Return whether a TensorDict has one dimension more than a row, judged by its batch size and by a leaf."""
+    """Return whether a TensorDict has one more dimension than a row, judging by its batch size and by a leaf."""
     if candidate.batch_dims != td.batch_dims or candidate.batch_size[1:] != td.batch_size[1:]:
         return False
     here = [k for k in td._first_keys() if td._kind(k) == LEAF and candidate._kind(k) == LEAF]
@@ -197,7 +197,7 @@ def _many_rows(td: Any, rows: Any) -> Any:
 
 
 def _with_nested(td: Any, row: Any) -> Any:
-    """Return a row with nested tensors where the entries are: rows of different lengths can then be concatenated."""
+    """Return a row with nested tensors where the entries have some, so that rows of different lengths can be joined."""
     changed = {}
     for key in td._first_keys():
         kind = td._kind(key)

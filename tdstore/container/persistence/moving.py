@@ -1,4 +1,4 @@
-"""`tdstore.move`: a dataset to another location, by a rename where its storage can, else by a verified copy."""
+"""`tdstore.move`: move a dataset to another location, by a rename if the storage can, otherwise by a verified copy."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ def move(
     src_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Move a dataset. Between places of one backend on one file system that is a rename, also of terabytes.
+    """Move a dataset. Between locations of one backend on one file system this is a rename, also for terabytes.
 
     Otherwise the dataset is copied, compared with what was written, and then deleted at its old location. A process
-    that is killed leaves it at the old location, or at both; the same call goes on with an unfinished copy.
+    that is killed leaves it at the old location, or at both; the same call continues an unfinished copy.
 
     Args:
         src: the location of the dataset.
-        dst: its new location, where nothing may be.
+        dst: its new location, where nothing may exist.
         storage: name of the backend at the new location. Default: found from `dst`, as everywhere; that of the
-            source where neither location has a suffix or scheme that names one.
+            source if neither location has a suffix or scheme that names one.
         src_storage: name of the backend of the source. Default: found from `src`.
         src_options: options of the backend of the source, such as credentials.
-        **options: of the backend at the new location. With any, the dataset is copied: they may change its layout.
+        **options: those of the backend at the new location. With any option, the dataset is copied: options may
+                change its layout.
 
     Raises:
         StoreNotFoundError: there is no dataset at `src`.
         StoreExistsError: something is at `dst`; or files of other programs are in the folder `src`.
         StoreBusyError: another process writes the source.
         ConflictError: the source was changed while it was copied; it is at both locations.
-        UnsupportedError: one of them lives as long as a process only, or the source cannot be deleted.
+        UnsupportedError: one of them exists only as long as a process, or the source cannot be deleted.
 
     Example:
         >>> TensorDict({"a": torch.arange(3)}, [3]).save("runs/1").close()
@@ -76,7 +77,7 @@ def move(
 
 
 def _refuse(source: Backend, old: str | None, target: Backend, new: str | None, options: dict[str, Any]) -> None:
-    """Refuse places that end with a process, and a source that could not be deleted after a copy."""
+    """Refuse locations that end with a process, and a source that could not be deleted after a copy."""
     for backend, place in ((source, old), (target, new)):
         if Cap.PERSISTENT not in backend.caps:
             raise UnsupportedError(

@@ -1,7 +1,7 @@
-"""Change the dtype of entries, or the order of their feature dimensions, with their values and where they are.
+"""Change the dtype of entries, or the order of their feature dimensions, in place and with their values.
 
-A store is asked for nothing that it does not have anyway: new leaves are written beside the old ones, block by block,
-and renamed over them in one commit.
+This needs no additional ability of a store: new leaves are written beside the old ones, block by block, and renamed
+over them in one commit.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ReshapingMixin(Container):
         """Change the dtype of entries in place; values are cast as by [`torch.Tensor.to`][].
 
         A stored dataset is changed where it is, in blocks of bounded memory and in one commit: other processes see the
-        old entries or the new ones. It needs room for both on the storage. In memory, entries are new tensors.
+        old entries or the new ones. The storage needs space for both. In memory, the entries become new tensors.
 
         Args:
             dtypes: the new dtype by key, or one for every tensor.
@@ -81,7 +81,7 @@ class ReshapingMixin(Container):
 
         Raises:
             KeyNotFoundError: there is no such entry.
-            InvalidTypeError: an entry is no tensor, or a dtype is none.
+            InvalidTypeError: an entry is not a tensor, or a dtype is not a dtype.
             LockedError: the TensorDict is locked.
             ReadOnlyError: the dataset was opened in mode "r".
             UnsupportedError: this is a window, or an entry is a nested tensor.
@@ -106,9 +106,9 @@ class ReshapingMixin(Container):
         return self
 
     def permute_features_(self, dims: Mapping[NestedKey, Sequence[int]]) -> Self:
-        """Reorder the feature dimensions of entries in place: those behind the batch dimensions, counted from 0.
+        """Reorder the feature dimensions of entries in place: those after the batch dimensions, counted from 0.
 
-        A stored dataset is changed as by `astype_`: in blocks, in one commit, and with room for both.
+        A stored dataset is changed as by `astype_`: in blocks, in one commit, and with space for both.
 
         Args:
             dims: for each key the order of its feature dimensions, as [`torch.permute`][] takes it.
@@ -118,7 +118,7 @@ class ReshapingMixin(Container):
 
         Raises:
             KeyNotFoundError: there is no such entry.
-            InvalidArgumentError: the numbers are not each feature dimension once.
+            InvalidArgumentError: the numbers do not contain each feature dimension exactly once.
             LockedError: the TensorDict is locked.
             ReadOnlyError: the dataset was opened in mode "r".
             UnsupportedError: this is a window, or an entry is a nested tensor.
@@ -159,7 +159,7 @@ def _leaves(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any, str]]:
 
 
 def _found(td: Any, wanted: Mapping[Path, Any], method: str, what: str) -> list[tuple[Path, Any, str]]:
-    """Find the entries of all names, each in the container that holds it: that of every element of a lazy stack."""
+    """Find the entries of all names, each in the container that holds it: in a lazy stack, in every element."""
     found = []
     for name in wanted:
         node, key = td._existing(name)
@@ -201,7 +201,7 @@ def _form(target: Target) -> tuple[torch.Size, torch.dtype]:
 
 
 def _perform(targets: list[Target], method: str) -> None:
-    """Make all changes: those of stores first, since they may fail, and then those in memory, which do not."""
+    """Make all changes: first those of stores, since they may fail, and then those in memory, which cannot."""
     stored: dict[int, tuple[StoreHandle, dict[Path, Change]]] = {}
     live: list[tuple[Target, StoreHandle, Path]] = []
     resident = []
@@ -251,7 +251,7 @@ def _in_store(handle: StoreHandle, changes: Mapping[Path, Change]) -> None:
 
 
 def _blocks(spec: LeafSpec, change: Change, caps: Cap) -> Iterator[StoreIndex]:
-    """Yield indices of rows, which are the same rows in both forms; `()` for the whole leaf."""
+    """Yield indices of blocks of rows, the same rows in both forms; `()` for the whole leaf."""
     moved = change.order is not None and change.order[:1] != (0,)
     if moved or not math.prod(spec.shape) or (Cap.PARTIAL_READ | Cap.PARTIAL_WRITE) & ~caps:
         yield ()

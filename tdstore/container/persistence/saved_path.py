@@ -8,9 +8,9 @@ from typing import Any
 
 
 class SavedPath(str):
-    """A path that is a string, and has what `pathlib.Path` has.
+    """A path that is a string, and has the methods and attributes of a `pathlib.Path`.
 
-    What both have (`replace`, `encode`, ...) is that of the string.
+    Those that both have (`replace`, `encode`, ...) are those of the string.
 
     Example:
         >>> path = SavedPath("/data/runs/1")

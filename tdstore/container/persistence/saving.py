@@ -1,4 +1,4 @@
-"""Saving and loading: one way in and out for every backend."""
+"""Saving and loading: the same methods for every backend."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class SavingMixin(Container):
         """Save as a new dataset, and return the TensorDict over it.
 
         A save is all or nothing: until its last step, readers see the old dataset, if there is one. The result is
-        locked: rows can be written in place, and go to the dataset; keys stay as they are.
+        locked: rows can be written in place, and are written to the dataset; keys stay as they are.
 
         Args:
             prefix: path or URL; `location` is the same. A plain path is a directory of memory-mapped files.
@@ -95,15 +95,15 @@ class SavingMixin(Container):
             existsok: False is `mode="x"`.
             num_threads: accepted for compatibility, as are `share_non_tensor` and `robust_key`.
             return_early: return a future at once, and save in a thread.
-            archive: True makes one file, an archive as `.tdz` names do (backend "tdz", with `compression=`); False
-                makes a directory, whatever the name.
+            archive: True makes one file, an archive like that of a `.tdz` name (backend "tdz", with `compression=`);
+                False makes a directory, whatever the name.
             progress: show a bar.
             trust: True pickles values that are neither plain data nor have a codec. Readers must then pass `trust=True`
                 too, since unpickling may run any code. Any other value is an option of the backend.
-            **options: of the backend, and `leaf_options={key: {...}}` for single entries (h5: chunks, ...).
+            **options: those of the backend, and `leaf_options={key: {...}}` for single entries (h5: chunks, ...).
 
         Raises:
-            StoreExistsError: something is there, and `mode="x"`; or what is there is not a dataset.
+            StoreExistsError: something exists there, and `mode="x"`; or what exists there is not a dataset.
             UntrustedDataError: a value is not plain data, has no codec, and `trust` is not True.
             OptionError: a mode other than "w" and "x", or an option that the backend does not have.
 
@@ -165,13 +165,13 @@ class SavingMixin(Container):
     ) -> TensorDictBase:
         """Open a dataset of any backend.
 
-        The result is over the dataset: entries are read when they are used, not now. In mode "r" nothing is ever
+        The result is over the dataset: its entries are read when they are used, not now. In mode "r" nothing is ever
         changed; "r+" writes changes through to the dataset. `to_tensordict()` of the result is a copy in memory.
 
         Args:
             location: path or URL; `prefix` is the same.
-            device: where the tensors go. On another device than the CPU they are copied at once; `"meta"` gives shapes
-                and dtypes only, and reads no data.
+            device: the device of the tensors. To another device than the CPU they are copied at once; `"meta"` returns
+                only shapes and dtypes, and reads no data.
             non_blocking: accepted for compatibility.
             storage: name of the backend. Default: found from the location.
             mode: "r", or "r+" to change the dataset.
@@ -182,11 +182,11 @@ class SavingMixin(Container):
             **kwargs: `subpath=` (open a nested TensorDict only), and options of the backend.
 
         Returns:
-            A `TensorDict` of live tensors where the backend has them (memmap, shared memory), else a
-            `PersistentTensorDict`. Of a value that was saved by itself, the value, in memory.
+            A `TensorDict` of live tensors if the backend has them (memmap, shared memory), otherwise a
+            `PersistentTensorDict`. For a value that was saved by itself, the value, in memory.
 
         Raises:
-            OptionError: mode "w" or "x", which would make a new dataset; nothing is touched.
+            OptionError: mode "w" or "x", which would create a new dataset; nothing is touched.
             StoreNotFoundError: there is no dataset at the location.
             CorruptStoreError: the dataset is damaged.
             DirtyStoreError: a writer ended in the middle of a change.
@@ -217,9 +217,9 @@ class SavingMixin(Container):
         return td if out is None else out._become(td)
 
     def load_(self, prefix: Location, *args: Any, **kwargs: Any) -> Self:
-        """Take over the entries of a dataset; entries that it does not have are removed.
+        """Replace the entries by those of a dataset; entries that it does not have are removed.
 
-        The device stays None where it was: then new entries may be on any. What was locked stays locked.
+        A device of None stays None: then new entries may be on any device. A locked TensorDict stays locked.
 
         Raises:
             LockedError: this TensorDict is locked, and the dataset has other keys.
@@ -254,11 +254,11 @@ class SavingMixin(Container):
 
         Args:
             schema: `key -> (shape, dtype)`, a dtype, or a `LeafSpec` with options of its own; nested dicts and tuple
-                keys make nested TensorDicts. Shapes are without the batch size. One dimension may be -1: the entry is
-                a jagged tensor, whose rows are empty at first. `str` or `object` stands for one value per row, None
-                at first; a `NonTensorData` is the value of the whole batch.
+                keys make nested TensorDicts. Shapes do not include the batch size. One dimension may be -1: the entry
+                is then a jagged tensor, whose rows are empty at first. `str` or `object` stands for one value per row,
+                None at first; a `NonTensorData` is the value of the whole batch.
             batch_size: leading shape of every leaf, `[*B]`.
-            storage: backend name or URL. Default: from the location, or in memory if there is none.
+            storage: backend name or URL. Default: found from the location, or in memory if there is none.
             device: the device of the entries.
             names: names of the batch dimensions.
             mode: "x" (default) refuses an existing target; "w" replaces it.
@@ -267,7 +267,7 @@ class SavingMixin(Container):
 
         Raises:
             StoreExistsError: something is at the location, and `mode` is not "w".
-            OptionError: another mode, an option that the backend does not have, or any option in memory.
+            OptionError: any other mode, an option that the backend does not have, or any option in memory.
 
         Example:
             >>> td = TensorDict.from_schema({"obs": ((4,), "uint8"), ("next", "obs"): ((4,), "uint8")}, batch_size=[8])
@@ -326,11 +326,11 @@ class SavingMixin(Container):
     def close(self) -> None:
         """Commit in-place writes and close the dataset, if this TensorDict is over one.
 
-        Afterwards every use of the entries raises `StoreClosedError`. In memory, and the second time, nothing happens.
-        A `with` block over what `save`, `load` and `from_schema` return closes it.
+        Afterwards every use of the entries raises `StoreClosedError`. In memory, and in later calls, nothing happens.
+        A `with` block over a result of `save`, `load` or `from_schema` closes the dataset.
 
         Raises:
-            StoreError: what was written could not be committed, such as on a full disk.
+            StoreError: the writes could not be committed, for example on a full disk.
 
         Example:
             >>> td = TensorDict({"a": torch.zeros(3)}, [3]).save("run")
@@ -376,15 +376,15 @@ class SavingMixin(Container):
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:
-        """Make all changes in a `with` block one commit: rows and structure, wholly there or not there.
+        """Make all changes in a `with` block one commit of rows and structure, completely or not at all.
 
-        At the end of the block everything is committed at once. Where the block raises, the dataset and this
+        At the end of the block everything is committed at once. If the block raises, the dataset and this
         TensorDict are as they were before it. Other processes see nothing until the end. In the block, `commit`,
-        `refresh_`, `close`, `file` and pickling are refused: they would commit a part of it.
+        `refresh_`, `close`, `file` and pickling are refused: they would commit a part of the changes.
 
         Raises:
             UnsupportedError: rows reach other processes as soon as they are written (memory-mapped and shared data), or
-                the backend cannot take back what was written.
+                the backend cannot undo what was written.
             InvalidStateError: a transaction is open already.
 
         Example:
@@ -400,11 +400,11 @@ class SavingMixin(Container):
             yield self
 
     def verify(self) -> list[Fault]:
-        """Read all data of the dataset that this is over, and compare it with the checksums of its last commit.
+        """Read all data of this TensorDict's dataset, and compare it with the checksums of its last commit.
 
         Returns:
-            A `Fault` for each leaf that is not as it was committed: its path in the dataset, and why. Empty when all
-            is well, and for data in memory. Leaves that were written since the commit are not compared.
+            A `Fault` for each leaf that differs from what was committed: its path in the dataset, and the reason. Empty
+            if there is none, and for data in memory. Leaves that were written since the commit are not compared.
 
         Raises:
             StoreClosedError: the dataset was closed.
@@ -424,7 +424,7 @@ class SavingMixin(Container):
     def read(self, index: Any = None, keys: Any = None, out: Any = None) -> Self:
         """Read rows now: all entries in one batch, into fresh memory or into buffers of the caller.
 
-        `td[index]` of a stored TensorDict reads nothing yet; `read(index)` asks the store once for all entries.
+        `td[index]` of a stored TensorDict reads nothing yet; `read(index)` requests all entries of the store together.
 
         Args:
             index: a batch index, as in `td[index]`. Default: everything.
@@ -465,7 +465,7 @@ class SavingMixin(Container):
 
 
 def a_container(found: Any) -> TensorDictBase:
-    """Return what was loaded; raise `InvalidTypeError` if it is a value by itself, whose place no TensorDict can be."""
+    """Return what was loaded; raise `InvalidTypeError` if it is a value by itself, which no TensorDict can replace."""
     if isinstance(found, NonTensor):
         raise InvalidTypeError(
             f"what is stored there is a value by itself, {str(found.plain())[:100]!r}, and no TensorDict",
@@ -476,13 +476,13 @@ def a_container(found: Any) -> TensorDictBase:
 
 
 def _lock_stored(td: Any, handle: StoreHandle) -> None:
-    """Lock a new dataset, on every backend alike: rows can be written, the keys stay. Entries in memory stay free."""
+    """Lock a new dataset, on every backend alike: rows can be written, keys stay. Entries in memory stay unlocked."""
     if handle.store.caps & (Cap.PERSISTENT | Cap.SHARED):
         td.lock_()
 
 
 def unlocked(saved: Any) -> Any:
-    """Unlock what `save` returned. Methods that name a storage give a TensorDict whose keys can change."""
+    """Unlock the result of `save`. Methods that are named after a storage return a TensorDict whose keys can change."""
     if isinstance(saved, Future):
         return later(lambda: unlocked(saved.result()))
     saved.unlock_()
@@ -491,7 +491,7 @@ def unlocked(saved: Any) -> Any:
 
 
 def archived(location: Location, storage: Storage, archive: bool | None) -> Storage:
-    """Return the storage that `archive=` asks for, unless one was named."""
+    """Return the storage that `archive=` requests, unless one was named."""
     if storage is not None or archive is None:
         return storage
     if archive:
@@ -500,7 +500,7 @@ def archived(location: Location, storage: Storage, archive: bool | None) -> Stor
 
 
 def refuse_new(mode: Mode, method: str) -> None:
-    """Raise `OptionError` for a mode that makes a new dataset, where one is to be loaded."""
+    """Raise `OptionError` for a mode that creates a new dataset, when one is to be loaded."""
     if mode in ("w", "x"):
         raise OptionError(
             f"{method} reads a dataset, and mode {mode!r} would make a new, empty one in its place",
@@ -516,7 +516,7 @@ def absolute(location: Location, storage: Storage = None) -> Location:
 
 
 def later(run: Any) -> Future[Any]:
-    """Run in a thread; the future has the result, or the error."""
+    """Run a function in a thread; the future holds the result or the error."""
     pool = ThreadPoolExecutor(1)
     future = pool.submit(run)
     pool.shutdown(wait=False)
