@@ -20,10 +20,10 @@ _LIBRARY = (RuntimeError, ValueError, TypeError, KeyError, OverflowError, NotImp
 
 
 class h5_errors(refusals.ErrorTranslation[Exception]):  # noqa: N801 - reads as a statement: `with h5_errors(url, "reading"):`
-    """Turn any exception of h5py into the `StoreError` of its kind.
+    """Turn any exception of h5py into the corresponding `StoreError`.
 
-    A failing storage is a `StoreIOError` with its errno, a lack of memory one with ENOMEM. All else is `otherwise`:
-    `CorruptStoreError` where the file is read, `OptionError` where the caller's options are applied.
+    A failing storage is a `StoreIOError` with its errno, a lack of memory one with ENOMEM. All other errors are
+    `otherwise`: `CorruptStoreError` when the file is read, `OptionError` when the caller's options are applied.
     """
 
     __slots__ = ("otherwise",)

@@ -1,4 +1,4 @@
-"""Files of other programs: a header made of their contents, and the values that are no tensors."""
+"""Files of other programs: a header built from their contents, and the values that are not tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def foreign_header(
         found: its contents.
         url: the location, for messages.
         raw: reads `[start, stop)` of the file.
-        leaves: receives the leaves of long datasets of strings, which else are values in the header, too.
+        leaves: receives the leaves of long datasets of strings, which are otherwise values in the header, too.
     """
     values: dict[Path, dict[str, Any]] = {}
     for path, name in found.values.items():

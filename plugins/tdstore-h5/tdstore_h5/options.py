@@ -35,7 +35,7 @@ def check_names(options: Mapping[str, Any], url: str, path: Path | None = None) 
     """Refuse options that h5py does not have.
 
     Raises:
-        OptionError: with the nearest name.
+        OptionError: the message has the most similar name.
     """
     for name in options:
         if name in _OUTSIDE:
@@ -45,7 +45,7 @@ def check_names(options: Mapping[str, Any], url: str, path: Path | None = None) 
 
 
 def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, *, column: bool = False) -> dict[str, Any]:
-    """Return the options of one leaf: its own before the file's, cut to its shape.
+    """Return the options of one leaf, cut to its shape. Its own options take precedence over those of the file.
 
     `chunks` and `maxshape` may name the leading dimensions only (`chunks=64`: 64 rows), are cut to
     the leaf's number of dimensions, and chunks to its size. A scalar has no layout to choose.
@@ -55,7 +55,7 @@ def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, *, co
         defaults: the options of the file.
         url: the location, for messages.
         path: the leaf.
-        column: it is one of the two leaves of a var-length column.
+        column: whether it is one of the two leaves of a var-length column.
 
     Raises:
         OptionError: an unknown option, or a value of the wrong kind.
@@ -88,7 +88,7 @@ def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, *, co
 
 
 def _column_options(name: str, spec: LeafSpec, requested: Mapping[str, Any]) -> dict[str, Any]:
-    """Return small chunks, if any: nearly every random row touches a chunk of its own.
+    """Return small chunks, if any: nearly every random row is in a chunk of its own.
 
     Options for rows do not suit a data leaf, whose "rows" are bytes.
     """
@@ -108,12 +108,12 @@ def _column_chunks(spec: LeafSpec) -> tuple[int, ...]:
 
 
 def growing_chunks(spec: LeafSpec, *, column: bool) -> tuple[int, ...]:
-    """Return chunks for a leaf that had none, and begins to grow."""
+    """Return chunks for a leaf that had none and begins to grow."""
     return _column_chunks(spec) if column else preset_chunks("random", spec, None)
 
 
 def preset_chunks(preset: str, spec: LeafSpec, most: int | None) -> tuple[int, ...]:
-    """Return chunks for single rows ("random") or long runs of rows ("scan"): along the first dimension, rows whole.
+    """Return chunks of whole rows along the first dimension: for single rows ("random") or long runs of rows ("scan").
 
     Args:
         preset: "random" or "scan".

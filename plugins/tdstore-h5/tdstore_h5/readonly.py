@@ -15,11 +15,11 @@ from tdstore_h5.file.seekable import SeekableBytes
 
 
 class CommittedBytes(SeekableBytes):
-    """The bytes of a file until its next change. Its lock is held as long as this is open.
+    """The bytes of a file until its next change. The lock of the file is held as long as this object is open.
 
     Args:
-        fd: of the file. It is duplicated, and the lock belongs to both.
-        url: of the store, for messages.
+        fd: the descriptor of the file. It is duplicated, and the lock belongs to both descriptors.
+        url: the location of the store, for messages.
         owner: an object to hold for as long as HDF5 reads here.
     """
 
@@ -64,7 +64,7 @@ class ReadOnlyFile:
         self._file: weakref.ref[h5py.File] | None = None
 
     def open(self, handle: Handle, owner: object) -> h5py.File:
-        """Return the present file, if it is still open, else open another."""
+        """Return the current file if it is still open; otherwise open another."""
         found = None if self._file is None else self._file()
         if found is not None and found:
             return found
@@ -78,7 +78,7 @@ class ReadOnlyFile:
         return found
 
     def end(self) -> None:
-        """Close the present file, before its bytes change."""
+        """Close the current file, before its bytes change."""
         content = None if self._bytes is None else self._bytes()
         self._bytes = self._file = None
         if content is not None:

@@ -1,7 +1,7 @@
 """A session on a file: its contents, its changes, and its commits.
 
 Rows of contiguous leaves are written in place, after the journal beside the file has named these leaves. All
-other changes in place go through HDF5, whose writes wait in memory, and then in the journal, for the commit. So a
+other changes in place go through HDF5, whose writes are held in memory, and then in the journal, until the commit. So a
 writer that is killed leaves the last commit or the next one, except for the rows of leaves that the journal names.
 """
 
@@ -163,7 +163,7 @@ class Session:
         Args:
             path: the leaf.
             leaf: its dataset.
-            starts, size: the elements, as of `contiguous.blocks_of`.
+            starts, size: the elements, as `contiguous.blocks_of` returns them.
             copy: the bytes that were read, if that is one block.
 
         Raises:
@@ -216,7 +216,7 @@ class Session:
                     self.aside.put(path, spec, first, last, chunked.read(self.dataset(path), spec, index, None))
 
     def _put_back(self) -> None:
-        """Write rows that were set aside again, after structure was dropped."""
+        """Write rows that were set aside once more, after structure was dropped."""
         for path, first, last, value in self.aside.take():
             spec = self.contents.leaves[path].spec
             index = (slice(first, last, 1),) if spec.shape else ()
@@ -261,7 +261,7 @@ class Session:
         self.handle.open(self.handle.path, mode, self.libver)
 
     def check_places(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        """Refuse leaves in the place of a group, and below leaves."""
+        """Refuse leaves at the path of a group, and below leaves."""
         for path in leaves:
             for depth in range(1, len(path)):
                 if path[:depth] in self.contents.leaves or path[:depth] in leaves:
@@ -474,7 +474,7 @@ class Session:
         self.handle.release()
 
     def discard(self, *, rows: bool = True) -> None:
-        """Discard changes; `StoreError` where more rows were written in place than are saved for undo: they stay."""
+        """Discard changes; `StoreError` if more rows were written in place than are saved for undo: these rows stay."""
         handle = self.handle
         self._datasets.clear()
         self.raw.forget()
@@ -539,7 +539,7 @@ class Session:
 
     # -- opening -----------------------------------------------------------------------
     def load(self) -> set[Path] | None:
-        """Read contents and manifest; returns the dirty marker of a dead writer of older versions."""
+        """Read contents and manifest; return the dirty marker of a dead writer of older versions."""
         with h5_errors(self.url, "reading its structure"):
             file = self.handle.file
             attributes = file.attrs

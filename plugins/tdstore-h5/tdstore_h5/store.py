@@ -89,9 +89,10 @@ def open_h5(
     Args:
         location: a path, or `h5://path`; for reading also a URL with the engine of a plugin, as `s3://b/x.h5`.
         mode: "r", "r+", "w", "x" or "a", as in `tdstore.Store`.
-        durable: "commit" waits for the storage at every commit; "none" survives the death of the process only.
+        durable: "commit" waits for the storage at every commit; "none" survives only the death of the process.
         verify: "size" compares structure and sizes with the manifest, "full" all checksums too, "none" neither.
-        recover: "accept" takes a file as it is that a writer left in the middle, or another program changed.
+        recover: "accept" accepts a file as it is if a writer ended in the middle of a change, or another program
+            changed it.
         locking: None locks where the file system can, True insists, False never does.
         lock_timeout: seconds to wait for other processes.
         trust: "h5" follows links and external storage, and accepts declared sizes without a check.
@@ -107,7 +108,7 @@ def open_h5(
     Raises:
         StoreNotFoundError, StoreExistsError: by the mode.
         StoreBusyError: others hold it for longer than `lock_timeout`.
-        DirtyStoreError: a writer ended in the middle (`leaves` names where).
+        DirtyStoreError: a writer ended in the middle of a change (`leaves` names the leaves).
         CorruptStoreError: not HDF5, damaged, or different from its manifest.
         UntrustedDataError: it leads to other files.
 
@@ -235,7 +236,7 @@ Stored = Leaf | StringsLeaf
 
 
 class H5Store(CheckedStore[Stored]):
-    """Leaves as HDF5 datasets of one file. Made by `open_h5`."""
+    """Store of leaves as HDF5 datasets of one file. Created by `open_h5`."""
 
     leaf_options = None
     caps = (
@@ -412,7 +413,7 @@ class H5Store(CheckedStore[Stored]):
         return result
 
     def _read_otherwise(self, leaf: Leaf, r: Read) -> Tensor:
-        """Read a leaf whose bytes are not plain bytes of the file: through HDF5, or what was never written."""
+        """Read a leaf whose bytes are not plain bytes of the file: through HDF5, or because they were never written."""
         session, spec = self._session, leaf.spec
         if not leaf.plain or leaf.held:
             with session.handle.guard, h5_errors(self.url, f"reading {path_text(r.path)}"):

@@ -49,7 +49,7 @@ def read(
 
 
 def refuse(path: Path, url: str, error: ValueError) -> dict[str, Any]:
-    """Return the value record of a dataset of strings that is not read."""
+    """Return the value record of a dataset of strings that cannot be read."""
     return refused(f"{url}: the dataset {path_text(path)} {error}", _READ)
 
 
@@ -57,7 +57,7 @@ def check(dataset: h5py.Dataset, raw: Raw) -> None:
     """Compute the size of all strings before any is read: a small file could name one of them many times.
 
     Raises:
-        InvalidArgumentError: more than they can hold.
+        InvalidArgumentError: the size is larger than the dataset can hold.
     """
     count, kind, stored = math.prod(dataset.shape), dataset.id.get_type(), dataset.id.get_storage_size()
     if not kind.is_variable_str():

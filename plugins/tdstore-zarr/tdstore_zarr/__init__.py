@@ -35,7 +35,7 @@ def tdstore_backends() -> Iterable[Backend]:
 
 @hookimpl
 def tdstore_guess_backend(location: str) -> str | None:
-    """Recognise a zip file of any name with a zarr group in it; and a folder of zarr v2, to say what it is."""
+    """Recognise a zip file of any name with a zarr group in it, and a folder of zarr v2, for an error that says so."""
     if any(os.path.isfile(os.path.join(location, name)) for name in (".zgroup", ".zarray")):
         return "zarr"
     try:

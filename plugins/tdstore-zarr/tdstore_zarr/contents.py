@@ -45,7 +45,7 @@ PREFETCH = 1024
 
 
 class Rows(NamedTuple):
-    """The objects of a leaf at one moment, and the places of uncommitted ones."""
+    """The objects of a leaf at one moment, and the positions of uncommitted ones."""
 
     objects: dict[int, Stored]
     puts: dict[str, Put]
@@ -160,7 +160,7 @@ class Contents:
         self.engine.clean()
 
     def _take_in(self, document: Document) -> None:
-        """Adopt the nodes of a document, and look up what it leaves out."""
+        """Adopt the nodes of a document, and look up those that it leaves out."""
         self.document, self.foreign, self._names = document, None, None
         if not document.ours:
             wary = not self.trust and self.max_bytes is None
@@ -181,10 +181,10 @@ class Contents:
         return self._names
 
     def follow(self, *, ask: bool) -> bool:
-        """Read the root again if another writer committed since; returns whether it did.
+        """Read the root again if another writer has committed since; return whether it has.
 
         Args:
-            ask: whether to check even where a check costs a request.
+            ask: whether to check even if that costs a request.
         """
         with self._following:
             if self.place.changed() is None and not (ask and self.place.stale()):
@@ -217,7 +217,7 @@ class Contents:
         return self.opened_spec(leaf).shape
 
     def opened_spec(self, leaf: Leaf) -> LeafSpec:
-        """Return the spec of a leaf when the store was opened; of one that was made since, the present one."""
+        """Return the spec of a leaf when the store was opened; for a leaf created since, the current one."""
         opened = None if self._opened is None else self._opened.get(leaf.path)
         return leaf.spec if opened is None else opened.spec
 
@@ -338,7 +338,7 @@ class Contents:
             raise refuse_absent(path, sum(wanted.values()), sum(self.leaves[p].stored for p in wanted), self.url)
 
     def _complete(self, leaf: Leaf) -> None:
-        """Find the existing objects of a leaf where they cannot be listed: by one request for each."""
+        """Find the existing objects of a leaf if they cannot be listed: by one request for each."""
         count = math.prod(leaf.meta.grid)
         if count > MAX_ASKED:
             raise CorruptStoreError(

@@ -1,4 +1,4 @@
-"""What `tdstore.delete` calls for zarr groups behind an engine. Local ones are files and folders like any other."""
+"""The part of `tdstore.delete` for zarr groups behind an engine. Local ones are files and folders like any other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ZARR_KEY = re.compile(r"(.*/)?(zarr\.json|(c[./])?\d+([./]\d+)*|c)")
 def remove_zarr(
     location: str, *, storage_options: Mapping[str, Any] | None = None, lock_timeout: float = 0.0, **options: Any
 ) -> object:
-    """Remove a zarr group that tdstore saved behind a URL: its root first, so that nothing opens.
+    """Remove a zarr group that tdstore saved behind a URL: its root first, so that nothing can be opened.
 
     Args:
         location: the URL; `zarr://` may precede it.
@@ -31,12 +31,12 @@ def remove_zarr(
         **options: of `open_zarr`, such as `single_writer=True`.
 
     Returns:
-        `NotImplemented` for a local place.
+        `NotImplemented` for a local path.
 
-    Raises:
-        StoreNotFoundError: there is none. StoreBusyError: another process writes it.
+        Raises:
+            StoreNotFoundError: there is no such group. StoreBusyError: another process writes it.
         StoreExistsError: another program saved it, or has files of its own there.
-        UnsupportedError: a group of a larger dataset.
+        UnsupportedError: it is a group of a larger dataset.
     """
     text = location.removeprefix("zarr://")
     if split_scheme(text)[0] in ("", "file", "local") and "::" not in text:

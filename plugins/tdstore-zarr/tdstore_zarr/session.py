@@ -1,7 +1,7 @@
 """A session on a store: its contents, its changes, and its commits.
 
-Order of an in-place change: the data and the nodes go to the redo log; then the root, with a new manifest and the
-log's list, which is the commit; then objects are moved to their places, and the root is put without the list.
+Order of an in-place change: first the data and the nodes go to the redo log; then the root, with a new manifest and the
+log's list, is put, which is the commit; then objects are moved to their places, and the root is put without the list.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Session(Contents):
             self.marked.update(paths)
 
     def restructure(self, paths: Iterable[Path]) -> None:
-        """Become the only writer, and record the leaves that are about to be made, deleted, renamed or resized."""
+        """Become the only writer, and record the leaves that are about to be created, deleted, renamed or resized."""
         if not self.place.published:
             return
         self.place.take()
@@ -82,7 +82,7 @@ class Session(Contents):
         self.marked = {path for path, rows in found.items() if rows is not None and path in self.leaves}
 
     def discard(self) -> None:
-        """Discard every change since the last commit, also where the storage cannot be reached any more."""
+        """Discard every change since the last commit, even if the storage can no longer be reached."""
         self.buffers.clear()
         if self.place.published:
             with contextlib.suppress(StoreError):  # the next commit removes the remains of the log
@@ -98,7 +98,7 @@ class Session(Contents):
         self.marked, self._moved = set(), {}
 
     def check_places(self, leaves: Mapping[Path, Any]) -> None:
-        """Refuse leaves in the place of a group, and below leaves."""
+        """Refuse leaves at the path of a group, and below leaves."""
         held = {path[:depth] for path in self.leaves for depth in range(1, len(path))}
         for path in leaves:
             for depth in range(1, len(path)):
@@ -205,7 +205,7 @@ class Session(Contents):
 
     # -- commit ----------------------------------------------------------------------------
     def commit(self, header: Header) -> None:
-        """Write the manifest, last; a new store becomes visible by it."""
+        """Write the manifest last, which makes a new store visible."""
         if self.place.published:
             self.place.take()
         self.buffers.flush()
@@ -296,7 +296,7 @@ class Session(Contents):
         self.place.release()
 
     def take_back(self) -> None:
-        """Leave it to `remove_uncommitted`: what is in memory ends with the store."""
+        """Do nothing: `remove_uncommitted` removes the objects, and what is in memory ends with the store."""
 
     def remove_uncommitted(self) -> None:
         try:
@@ -314,7 +314,7 @@ class Session(Contents):
         return [leaf.key(number) for leaf in self.leaves.values() for number in list(leaf.objects)]
 
     def close(self, *, discard: bool = False) -> None:
-        """Commit written rows, and release the location. Once: a failure is raised to that caller."""
+        """Commit written rows, and release the location. This happens once: only that caller gets an error."""
         if self.closed:
             return
         self.closed = True

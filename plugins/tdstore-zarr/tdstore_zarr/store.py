@@ -83,19 +83,21 @@ def open_zarr(
     Args:
         location: a folder, a `.zip` file, any URL that an engine reaches (`s3://bucket/x.zarr`), or
             `memory://name`; `zarr://` may precede each. Or a store of zarr-python: a `LocalStore` or `ZipStore`
-            is its path, a `MemoryStore` is read and written itself, and so are others, with `single_writer=True`.
+            stands for its path, a `MemoryStore` itself is read and written, and so are others, with
+            `single_writer=True`.
         mode: "r", "r+", "w", "x" or "a", as in `tdstore.Store`. A zip file is written whole ("w", "x").
-        durable: "commit" waits for the storage at every commit; "none" survives the death of the process only.
+        durable: "commit" waits for the storage at every commit; "none" survives only the death of the process.
         verify: "size" compares sizes with the manifest (over a network, or if there are more than 20,000 objects, as
             they are read), "full" all checksums and metadata too, "none" neither.
-        recover: "accept" takes a store as it is that a writer left in the middle, or another program changed.
+        recover: "accept" accepts a store as it is if a writer ended in the middle of a change, or another program
+            changed it.
         trust: "zarr" accepts declared sizes without a check, and lets zarr-python apply any installed codec.
         lock_timeout: seconds to wait for other writers.
-        buffer_bytes: writes wait in memory for the rest of their shard, up to so many bytes and one shard; less
-            memory is more rewriting of shards where rows come in no order.
+        buffer_bytes: writes are held in memory until their shard is complete, up to this many bytes and one shard. With
+            less memory, shards are rewritten more often if rows come in no order.
         max_bytes: refuse a store that declares more data than this. Without it a store of any size is opened, and a
             read is refused that would allocate over 1 GiB, of which less than a hundredth is stored.
-        single_writer: the assurance of the caller that there is no other writer; needed to write where the engine
+        single_writer: the assurance of the caller that there is no other writer; needed for writing if the engine
             has no conditional put.
         storage_options: credentials, endpoint, ... of the engine that reaches a URL.
         layout: "random" (the default) makes each row of 4 KiB or more a chunk, "scan" chunks of 1 MiB.
@@ -110,9 +112,9 @@ def open_zarr(
     Raises:
         StoreNotFoundError, StoreExistsError: by the mode.
         StoreBusyError: another writer is active, or changed the store meanwhile.
-        DirtyStoreError: a writer ended in the middle (`leaves` names where).
+        DirtyStoreError: a writer ended in the middle of a change (`leaves` names the leaves).
         CorruptStoreError: damaged, or different from its manifest.
-        UntrustedDataError: it leads out of its folder, or holds values that only running code could read.
+        UntrustedDataError: the store leads out of its folder, or holds values that could only be read by running code.
 
     Example:
         >>> store = open_zarr("runs/a.zarr", mode="w", compressors="zstd")  # doctest: +SKIP
@@ -300,7 +302,7 @@ Stored = Leaf | StringsLeaf
 
 
 class ZarrStore(CheckedStore[Stored]):
-    """Leaves as the arrays of a zarr v3 group. Made by `open_zarr`."""
+    """Store of leaves as the arrays of a zarr v3 group. Created by `open_zarr`."""
 
     leaf_options = None
     caps = (

@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 
 def place_of(store: object, mode: Mode) -> tuple[str | Engine, Mode]:
-    """Return the location of a store object, and the mode: its path if it has one, else an engine.
+    """Return the location of a store object, and the mode: its path if it has one, otherwise an engine.
 
     Raises:
-        OptionError: it is no store of zarr.
+        OptionError: it is not a store of zarr.
         ReadOnlyError: it is read-only, and `mode` is not "r".
     """
     if not isinstance(store, Store):
@@ -58,8 +58,8 @@ def place_of(store: object, mode: Mode) -> tuple[str | Engine, Mode]:
 def open_zip(store: object, *, replaced: bool) -> None:
     """Open a `ZipStore` with an existing file, as zarr does at first use: an unopened one cannot be closed.
 
-    One with mode "w" would empty the file when zarr opens it next, and one that is open has still the file that a save
-    `replaced`. It continues as one with mode "a" on the present file, by the methods that unpickle it.
+    One with mode "w" would empty the file when zarr opens it next, and one that is open still has the file that a save
+    `replaced`. It continues as one with mode "a" on the current file, by the methods that unpickle it.
     """
     if isinstance(store, ZipStore) and (replaced or not store.__getstate__()["_is_open"]):
         fresh = store if store.read_only else ZipStore(store.path, mode="a", compression=store.compression)
@@ -67,20 +67,20 @@ def open_zip(store: object, *, replaced: bool) -> None:
 
 
 def hint_of(store: object) -> str | None:
-    """Return the remedy for an unreadable file of a store object: its `ZipStore` may have it open for writing."""
+    """Return the hint for an unreadable file of a store object: its `ZipStore` may have it open for writing."""
     if isinstance(store, ZipStore) and not store.read_only:
         return "close the ZipStore first: its file is complete when it is closed"
     return None
 
 
 class StoreEngine(Engine):
-    """Objects of a zarr store that is no local path.
+    """Engine over the objects of a zarr store that is not a local path.
 
     `MemoryStore` honours the conditions of `put`: its methods never yield to another coroutine of the loop.
-    Others may not, so writing there needs `single_writer=True`.
+    Others may not, so writing to them needs `single_writer=True`.
 
     Args:
-        store: it stays the caller's, and is not closed.
+        store: the store; it belongs to the caller, and is not closed.
     """
 
     def __init__(self, store: Store) -> None:

@@ -66,7 +66,7 @@ class StringArray:
 
         Args:
             engine: the engine of the store.
-            local: the engine reads local files.
+            local: whether the engine reads local files.
             leaves: whether a long array becomes leaves.
         """
         try:
@@ -134,13 +134,13 @@ class StringArray:
 
 
 def refuse(path: Path, url: str, error: Exception) -> dict[str, Any]:
-    """Return the value record of an array of strings that is not read."""
+    """Return the value record of an array of strings that cannot be read."""
     text = error.message if isinstance(error, StoreError) else str(error)
     return refused(f"{url}: the array {path_text(path)} {text}", _READ)
 
 
 def _declared(pipeline: Pipeline, data: memoryview) -> int:
-    """Return how many bytes a chunk declares."""
+    """Return the number of bytes that a chunk declares."""
     body = data[:-4] if pipeline.crc else data
     name = None if pipeline.compressor is None else pipeline.compressor["name"]
     if name is None:

@@ -11,7 +11,7 @@ from tdstore_h5.file.tree import VALUE_ATTRIBUTE, Contents
 
 
 def write_copies(file: h5py.File, contents: Contents, header: Header) -> None:
-    """Make the file's groups and string datasets follow the header. Readers of ours look at the header alone."""
+    """Make the file's groups and string datasets follow the header. tdstore itself reads only the header."""
     wanted = _strings(contents, header)
     in_header = {(*path, key) for path, group in header.groups.items() for key in group.values}
     for path in [*contents.copies, *contents.values]:

@@ -78,7 +78,7 @@ def decode_document(text: bytes | str, leaves: Mapping[Path, Leaf], *, url: str)
 
     Args:
         text: the output.
-        leaves: those of the file, whose specs are taken where they are as recorded.
+        leaves: the leaves of the file; their specs are used if they are as recorded.
         url: the location, for messages.
 
     Raises:

@@ -1,6 +1,6 @@
-"""One opened file: its descriptor, its lock, its h5py handle, and their fate in a forked child.
+"""One opened file: its descriptor, its lock, its h5py handle, and what becomes of these in a forked child.
 
-Our locks are flocks on the file itself, so they exclude h5py in other processes as its own would:
+The locks are flocks on the file itself, so they exclude h5py in other processes as its own locks would:
 a writer in place holds it alone, readers share it, and both end with their process.
 """
 
@@ -33,7 +33,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class Replaced(StoreBusyError):
-    """The path leads to another file than the one that we locked."""
+    """The path leads to another file than the one that was locked."""
 
 
 class Handle:
@@ -88,7 +88,7 @@ class Handle:
         return self._file
 
     def open(self, path: str, mode: str, libver: str | tuple[str, str]) -> None:
-        """Open with h5py, and check that it is the file whose lock we hold."""
+        """Open with h5py, and check that it is the file whose lock is held."""
         access = _access(libver, self.url)
         if self.alone or self.locking is not None:
             # A writer's lock would exclude ourselves. A reader's goes with ours, and must be requested
@@ -99,7 +99,7 @@ class Handle:
         raise Replaced(f"{self.url} was replaced by another save", url=self.url, hint="open it again")
 
     def _opened(self, name: bytes, mode: str, access: Any) -> bool:
-        """Open by a name; returns False if that leads to another file than ours."""
+        """Open by a name; return False if the name leads to another file than that of this handle."""
         with h5_errors(self.url, "opening"):
             try:
                 if mode == "w":
@@ -118,7 +118,7 @@ class Handle:
             return False
 
     def open_overlaid(self, journal: Journal, libver: str | tuple[str, str]) -> None:
-        """Open to write in place: the writes of HDF5 stay in memory until `commit`."""
+        """Open for writing in place: the writes of HDF5 stay in memory until `commit`."""
         access = _access(libver, self.url)
         with h5_errors(self.url, "opening"):
             self.overlay = Overlay(self.fd, journal)
@@ -163,7 +163,7 @@ class Handle:
                 raise_io(error, self.url, "committing")
 
     def close_overlaid(self) -> None:
-        """Close HDF5's handle only: its writes, also those while it closes, wait for `commit`."""
+        """Close only HDF5's handle: its writes, also those while it closes, are held until `commit`."""
         file, self._file = self._file, None
         if file is not None:
             with self.writing("closing"):
@@ -207,10 +207,10 @@ class Handle:
             )
 
     def need_room(self) -> None:
-        """Refuse more writes while the storage has no space for those that wait for the commit.
+        """Refuse more writes while the storage has no space for those that are waiting for the commit.
 
         Raises:
-            StoreIOError: of the storage. Nothing was changed, or is lost.
+            StoreIOError: an error of the storage. Nothing was changed, and nothing is lost.
         """
         if self.overlay is not None and self.overlay.refused is not None:
             with io_errors(self.url, "writing what waits for the commit"):
@@ -239,7 +239,7 @@ class Handle:
         os.close(sink)
 
     def close_file(self) -> None:
-        """Close HDF5's handle, but not our descriptor."""
+        """Close HDF5's handle, but not the descriptor."""
         if self.overlay is not None:
             self.overlay.abandon()  # it was committed, or is not wanted
         file, self._file = self._file, None
@@ -304,7 +304,7 @@ class Handle:
         """Take the file's lock, waiting up to `timeout` seconds.
 
         Args:
-            alone: exclusively.
+            alone: take it exclusively.
             timeout: seconds.
             why: the purpose, for messages.
 
@@ -360,7 +360,7 @@ class Handle:
     def _in_child(self) -> None:
         """Give the child its own descriptors, for reading only.
 
-        The parent's share their lock, and HDF5 would write through its own one when the child exits.
+        The parent's descriptors share their lock, and HDF5 would write through its own descriptor when the child exits.
         """
         self.child = True
         self.guard = threading.RLock()  # another thread may have held it
@@ -439,7 +439,7 @@ def holders(fd: int) -> str:
 
 
 def _unlink_same(path: str, fd: int) -> None:
-    """Remove our own temporary file, unless another one has its name by now."""
+    """Remove the temporary file of this handle, unless another file has its name by now."""
     try:
         there, mine = os.stat(path), os.fstat(fd)
         if (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino):

@@ -1,9 +1,9 @@
 """The journal of a file: a second file beside it, with the leaves that a writer changes in place, and the next commit.
 
-It is a sequence of records, each with a checksum. A commit is written here whole, and reaches the file only after its
-last record is on the storage: a writer that ends before leaves the last commit, and one that ends after leaves a
-journal that the next opener applies. Rows of contiguous leaves are written in place, past the journal; it names those
-leaves.
+It is a sequence of records, each with a checksum. A complete commit is written here, and reaches the file only after
+its last record is on the storage: a writer that ends before that leaves the last commit, and one that ends later leaves a
+journal that the next opener applies. Rows of contiguous leaves are written in place, without the journal; it names
+these leaves.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Journal:
             raise
 
     def data(self, start: int, data: Bytes) -> int:
-        """Add bytes of a commit; returns their position in the journal."""
+        """Add bytes of a commit; return their position in the journal."""
         return self._add(_DATA, start, data)
 
     def drop(self) -> None:
@@ -277,9 +277,9 @@ def probes_of(fd: int, extents: Iterable[tuple[int, int]], read: Callable[[int, 
 
 
 def _belongs(found: Found, fd: int) -> bool:
-    """Check whether the commit is for this file: each sampled byte is as before it or as after it.
+    """Check whether the commit is for this file: each sampled byte is as before the commit or as after it.
 
-    A file of another inode may be a copy, or one that replaced the original: it needs bytes of the commit.
+    A file with another inode may be a copy, or one that replaced the original: it must have bytes of the commit.
     """
     info = os.fstat(fd)
     begun = found.file == (info.st_dev, info.st_ino)
@@ -344,7 +344,7 @@ def _crc(fd: int, kind: bytes, start: int, body: int, count: int) -> int:
 
 
 def read_exact(fd: int, position: int, size: int) -> Bytes:
-    """Read bytes of a file; `EOFError` where it is shorter."""
+    """Read bytes of a file; raise `EOFError` if it is shorter."""
     buffer = np.empty(size, np.uint8)
     got = 0
     while got < size:

@@ -41,7 +41,7 @@ def encode_key(key: str) -> str:
 
 
 def decode_name(name: str) -> str:
-    """Return the key of a link name. A name that `encode_key` never makes (another program's) is its own key."""
+    """Return the key of a link name. A name that `encode_key` never returns (another program's) is its own key."""
     key = "" if name == EMPTY else _ESCAPE.sub(lambda m: chr(int(m[1], 16)), name)
     return key if len(name) <= MAX_NAME and encode_key(key) == name else name
 

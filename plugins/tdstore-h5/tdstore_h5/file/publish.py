@@ -33,7 +33,7 @@ def folder_lock(path: str, url: str, timeout: float, locking: bool | None) -> It
 
 
 def new_file(path: str, url: str, *, timeout: float, locking: bool | None) -> Handle:
-    """Make an empty, locked temporary file beside `path`, and remove those of dead processes."""
+    """Create an empty, locked temporary file beside `path`, and remove those of dead processes."""
     folder, name = os.path.split(path)
     prefix = f".{_cut(name)}.tdstore-"
     with files.io_errors(url, "making its folder"):

@@ -158,7 +158,7 @@ class RemoteH5Store(CheckedStore[Leaf]):
         return self._contents.leaves
 
     def load_header(self) -> Header:
-        """Return the header, or one made of the contents of another program's file."""
+        """Return the header, or one built from the contents of another program's file."""
         self._check_open()
         if self._ours:
             return self._document.header
@@ -196,7 +196,7 @@ class RemoteH5Store(CheckedStore[Leaf]):
 
     # -- checksums of reads ---------------------------------------------------------
     def _grains(self, leaf: Leaf, r: Read) -> Ints:
-        """Return the grains to compare: those that a read covers whole, and others where they cost few more bytes."""
+        """Return the grains to compare: those that a read covers whole, and others if they cost few more bytes."""
         if not self._sums.some_unseen(r.path) or (leaf.plain and leaf.offset is None):
             return _NO_GRAINS
         starts, size = blocks_of(leaf.spec.shape, r.index)

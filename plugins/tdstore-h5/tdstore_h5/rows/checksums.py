@@ -41,7 +41,7 @@ class LeafSums:
         return grain * self.grain, min((grain + 1) * self.grain, spec.nbytes)
 
     def rows(self, grain: int, spec: LeafSpec) -> str:
-        """Describe the rows that a grain has a part of, for messages."""
+        """Describe the rows of which a grain has a part, for messages."""
         row = spec.nbytes // max(1, spec.shape[0]) if spec.shape else spec.nbytes
         start, stop = self.span(grain, spec)
         first, last = start // row, (stop - 1) // row
@@ -61,7 +61,7 @@ def grain_of(spec: LeafSpec) -> int:
 
 
 def count_of(spec: LeafSpec, grain: int) -> int:
-    """Return how many checksums a leaf has."""
+    """Return the number of checksums of a leaf."""
     return -(-spec.nbytes // grain)
 
 
@@ -77,7 +77,7 @@ def constant_sums(spec: LeafSpec, pattern: bytes) -> LeafSums:
 def hashed(
     sums: LeafSums, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes, most: int = BLOCK
 ) -> Iterator[tuple[int, int]]:
-    """Yield grains, ascending, with the present checksums of their bytes.
+    """Yield grains, ascending, with the current checksums of their bytes.
 
     Args:
         sums: the checksums of the leaf.
@@ -252,11 +252,11 @@ class Sums:
 
     # -- reading -------------------------------------------------------------------------
     def some_unseen(self, path: Path) -> bool:
-        """Check whether some of a leaf was not compared yet."""
+        """Check whether a part of a leaf was not compared yet."""
         return path in self.leaves and path not in self._all_fine
 
     def unseen_leaves(self, reads: Iterable[tuple[object, Read]]) -> set[Path]:
-        """Return the leaves of some reads of which some was not compared yet."""
+        """Return the leaves of these reads of which a part was not compared yet."""
         return {r.path for _, r in reads if r.path not in self._all_fine and r.path in self.leaves}
 
     def is_row_seen(self, path: Path, spec: LeafSpec, number: int) -> bool:
@@ -267,7 +267,7 @@ class Sums:
         return row > 0 and self.is_seen(path, number * row, (number + 1) * row)
 
     def is_seen(self, path: Path, start: int, stop: int) -> bool:
-        """Check whether all grains of some bytes were compared; False also where finding out would take long."""
+        """Check whether all grains of some bytes were compared; False also if finding out would take long."""
         fine = self._fine.get(path)
         if fine is None:
             return False
@@ -332,7 +332,7 @@ class Sums:
             starts, size: the elements, as of `contiguous.blocks_of`.
             read: reads bytes of the leaf.
             copy: the bytes that were read, if that is one block: its whole grains are not read again.
-            look: returns the memory of the leaf where it can be looked at without a copy, or None.
+            look: returns the memory of the leaf if it can be read without a copy, or None.
         """
         sums = self.leaves.get(path)
         if (
@@ -398,7 +398,7 @@ class Sums:
         return None
 
     def compare(self, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes, most: int = BLOCK) -> int | None:
-        """Compare grains, about `most` bytes at a time; returns the first that is wrong, or None."""
+        """Compare grains, about `most` bytes at a time; return the first one that is wrong, or None."""
         sums = self.leaves[path]
         found = hashed(sums, path, spec, grains, read, most)
         for (grain, crc), expected in zip(found, sums.crcs[grains].tolist(), strict=True):

@@ -90,7 +90,7 @@ def write(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, value: Tenso
 
 
 def _within(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex) -> StoreIndex:
-    """Return the index of the whole leaf, where its dataset is longer: a dead writer had begun to extend it."""
+    """Return the index of the whole leaf, if its dataset is longer: a dead writer had begun to extend it."""
     if index or dataset.shape == spec.shape:
         return index
     return tuple(slice(0, n, 1) for n in spec.shape)
@@ -132,7 +132,7 @@ def _read_within(dataset: h5py.Dataset, spec: LeafSpec, start: int, stop: int) -
 
 
 def block_rows(dataset: h5py.Dataset, spec: LeafSpec) -> int:
-    """Return how many rows to move at a time: some MiB, whole chunks."""
+    """Return the number of rows to move at a time: some MiB, in whole chunks."""
     row = max(1, spec.nbytes // max(1, spec.shape[0]))
     rows = max(1, BLOCK_BYTES // row)
     chunk = dataset.chunks[0] if dataset.chunks else 1

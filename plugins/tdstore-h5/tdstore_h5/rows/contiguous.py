@@ -1,7 +1,7 @@
 """Contiguous datasets, the default layout, as plain bytes: mapped reads, and writes by `pwrite`, without h5py.
 
-HDF5 caches nothing of a contiguous dataset that it does not read or write itself, and we never
-let it: so a mapping of the file, other processes and a later h5py all read the same bytes.
+HDF5 caches nothing of a contiguous dataset that it does not read or write itself, and it never
+does so here. So a mapping of the file, other processes and a later h5py all read the same bytes.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class RawFile:
         return value if out is None else out.copy_(value)
 
     def row(self, offset: int, spec: LeafSpec, number: int) -> Tensor | None:
-        """Copy one row, `[1, *feature]`, of a leaf that is mapped; None where it is long, empty, or must not be mapped.
+        """Copy one row, `[1, *feature]`, of a mapped leaf; return None if it is long, empty, or must not be mapped.
 
         Args:
             offset: the first byte of the leaf in the file.
@@ -280,9 +280,9 @@ class RawFile:
         return value
 
     def look_at(self, leaf: Leaf) -> Bytes | None:
-        """Return the mapped bytes of a leaf, to be looked at at once; None if it has none, or that could take memory.
+        """Return the mapped bytes of a leaf, for immediate use; None if it has none, or if that could take memory.
 
-        The latter are holes on a tmpfs, and a file that this process has no room to map.
+        The latter applies to holes on a tmpfs, and to a file for which this process has no address space.
         """
         if not leaf.plain or leaf.offset is None:
             return None
@@ -315,7 +315,7 @@ class RawFile:
             return error.errno == 6 and offset + size <= self.size()  # ENXIO: no data after `offset`
 
     def _lacks_room(self, end: int) -> bool:
-        """Check whether this process may not map the file as far as `end` (ulimit -v): it is then read by `pread`."""
+        """Check whether this process may not map the file up to `end` (ulimit -v): it is then read by `pread`."""
         try:
             self._mapped(0, end)
         except OSError as error:

@@ -1,9 +1,9 @@
-"""HDF5's writes to a file in place, held in memory until the commit: the file meanwhile has the last commit.
+"""HDF5's writes to a file in place, held in memory until the commit: until then the file has the last commit.
 
 HDF5 accesses the file as a Python file object. Its writes below the end of the last commit go to the overlay, those
-beyond it to the file at once: nothing of the last commit is there. HDF5 must never meet an error of the storage
+beyond it to the file at once: nothing of the last commit is there. HDF5 must never see an error of the storage
 (it may crash the process when it closes). Writes that a full storage refuses stay in memory, and `refused` is the
-error; the commit tries again. Where that becomes too much, or bytes cannot be read, the error is recorded in `failure`,
+error; the commit tries again. If too much is waiting, or bytes cannot be read, the error is recorded in `failure`,
 and everything after it is dropped.
 """
 
@@ -49,8 +49,8 @@ class Overlay(SeekableBytes):
     """A file with an overlay of changes.
 
     Args:
-        fd: of the file; it is not closed here.
-        journal: takes bytes beyond the memory limit, and the commit.
+        fd: the descriptor of the file; it is not closed here.
+        journal: receives bytes beyond the memory limit, and the commit.
     """
 
     def __init__(self, fd: int, journal: Journal) -> None:
@@ -134,7 +134,7 @@ class Overlay(SeekableBytes):
         """Write the bytes that the storage refused before.
 
         Raises:
-            OSError: it refuses still. Nothing is lost.
+            OSError: it still refuses. Nothing is lost.
         """
         self._clip()
         behind = [e for e in self._extents if e.start >= self.committed]
@@ -150,13 +150,13 @@ class Overlay(SeekableBytes):
 
     # -- commit --------------------------------------------------------------------------
     def commit(self, *, sync: bool) -> None:
-        """Write all of it to the journal, then to the file.
+        """Write the whole overlay to the journal, then to the file.
 
-        The caller has synced rows that were written past HDF5, and removes the journal afterwards.
+        The caller has synced rows that were written without HDF5, and removes the journal afterwards.
 
         Raises:
-            OSError: of the storage. If `complete`, the next opener finishes; else the last commit stands, and so does
-                the overlay.
+            OSError: an error of the storage. If `complete`, the next opener finishes the commit; otherwise the last
+                commit stays, and so does the overlay.
         """
         if self.refused is not None:
             self.try_again()
@@ -242,7 +242,7 @@ class Overlay(SeekableBytes):
             self._starts[low:high] = [e.start for e in rest]
 
     def _drop_unchanged(self) -> None:
-        """Drop unchanged bytes, of which HDF5 rewrites many. The first extent must be one that changes the file."""
+        """Drop unchanged bytes, many of which HDF5 rewrites. The first extent must be one that changes the file."""
         changed = [e for e in self._extents if e.stop - e.start > PROBE or self._changes(e)]
         self._extents, self._starts = changed, [e.start for e in changed]
 

@@ -36,7 +36,7 @@ class Undo:
 
     Args:
         folder: the folder for a temporary file.
-        in_memory: bytes from which on the temporary file is used.
+        in_memory: the number of bytes from which on the temporary file is used.
     """
 
     def __init__(self, raw: RawFile, folder: str, *, in_memory: int = IN_MEMORY) -> None:
@@ -57,7 +57,7 @@ class Undo:
         Args:
             offset: the first byte of the leaf in the file.
             spec: its spec.
-            starts, size: the blocks, as of `contiguous.blocks_of`.
+            starts, size: the blocks, as `contiguous.blocks_of` returns them.
             bounded: give up above a limit, and set `complete` to False.
 
         Raises:
@@ -108,10 +108,10 @@ class Undo:
         return len(self._stretches)
 
     def back_to(self, moment: int) -> None:
-        """Restore all bytes that were overwritten since, the last first.
+        """Restore all bytes that were overwritten since then, the last ones first.
 
         Raises:
-            OSError: the storage refused some, which are kept; all others were restored.
+            OSError: the storage refused some of them, which are kept; all others were restored.
         """
         refused: list[_Stretch] = []
         first: OSError | None = None

@@ -26,7 +26,7 @@ _OF_ONE_CALL = 1 << 20
 
 
 class Rows(NamedTuple):
-    """One write. No row is there twice."""
+    """One write, in which no row occurs twice."""
 
     path: Path
     leaf: Leaf
@@ -38,7 +38,7 @@ class Rows(NamedTuple):
 
     @property
     def past_hdf5(self) -> bool:
-        """Check whether they go to the file at once."""
+        """Check whether the rows are written to the file at once."""
         return self.leaf.plain and self.leaf.offset is not None and not self.leaf.held
 
 
@@ -68,7 +68,7 @@ def write_rows(session: Session, writes: Sequence[Rows]) -> None:
     """Write rows into leaves.
 
     Raises:
-        StoreError: the storage failed. The leaves read as before; where they cannot, a note of the error names them.
+        StoreError: the storage failed. The leaves read as before; if some do not, a note of the error names them.
     """
     handle = session.handle
     plain: list[Rows] = []

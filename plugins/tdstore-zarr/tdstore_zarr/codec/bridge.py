@@ -1,4 +1,4 @@
-"""Arrays with codecs that only zarr-python has: it accesses one node of our store, through our engine."""
+"""Arrays with codecs that only zarr-python has: it accesses one node of the store, through the engine of tdstore."""
 
 from __future__ import annotations
 

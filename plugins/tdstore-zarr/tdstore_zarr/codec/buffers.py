@@ -93,7 +93,7 @@ class Buffers(Pending):
         return cell.chunk(position)
 
     def steps(self, jobs: Iterable[tuple[Leaf, StoreIndex, Array]]) -> list[Step]:
-        """Plan the parts of objects that values (of the leaf's numpy dtype) at indices without repeated rows go to."""
+        """Plan the parts of objects for values (of the leaf's numpy dtype) at indices without repeated rows."""
         return [
             Step(leaf, sum(map(operator.mul, part.place, steps)), part, value)
             for leaf, index, value in jobs
@@ -103,7 +103,7 @@ class Buffers(Pending):
         ]
 
     def make_room(self, steps: Iterable[Step]) -> bool:
-        """Flush the buffer, if these steps do not fit beside it; returns whether they fit into memory at all."""
+        """Flush the buffer if these steps do not fit beside it; return whether they fit into memory at all."""
         places = {(s.leaf.node, s.number): math.prod(s.leaf.meta.chunks) * s.leaf.meta.dtype.itemsize for s in steps}
         size = sum(nbytes for place, nbytes in places.items() if place not in self._cells)
         if self._bytes + size > self.limit:
@@ -188,7 +188,7 @@ class Buffers(Pending):
             self.reader.forget(leaf, number)
 
     def _prepare(self, cell: _Cell, part: Part) -> Any:
-        """Load the inner chunks that are about to be written in part; returns those about to be written."""
+        """Load the inner chunks that are about to be written in part; return those about to be written."""
         meta = cell.leaf.meta
         touched = full = edge = np.zeros((), np.bool_)
         touched, full = ~touched, ~full
@@ -358,10 +358,10 @@ def pack_shard(pieces: list[Bytes], index: Array, at_end: bool, crc: bool) -> tu
 
 
 def seal_of(leaf: Leaf, data: memoryview) -> int:
-    """Return the checksum that an object should have been recorded with.
+    """Return the checksum with which an object should have been recorded.
 
     Raises:
-        CorruptStoreError: it is too short to be one.
+        CorruptStoreError: the object is too short.
     """
     if not leaf.meta.sharded:
         return seal(data)
@@ -372,7 +372,7 @@ def seal_of(leaf: Leaf, data: memoryview) -> int:
 
 
 def _counts(inside: Any, inner: int, each: int) -> Ints:
-    """Return how many elements of each inner chunk a selection takes, along one dimension."""
+    """Return the number of elements of each inner chunk that a selection takes, along one dimension."""
     if isinstance(inside, slice):
         if inside.step in (None, 1):
             edges = np.clip(np.arange(each + 1, dtype=np.int64) * inner, inside.start, inside.stop)

@@ -106,7 +106,7 @@ class Pipeline:
 
 
 def parse_pipeline(codecs: Sequence[Mapping[str, Any]]) -> Pipeline | None:
-    """Return the pipeline of these codecs, or None when only zarr-python can apply them.
+    """Return the pipeline of these codecs, or None if only zarr-python can apply them.
 
     Raises:
         ChunkError: the metadata of a codec is malformed.
@@ -215,7 +215,7 @@ def _unzstd(nbytes: int, data: Bytes, out: Memory) -> None:
 
 
 def zstd_size(data: Bytes) -> int | None:
-    """Return the content size that a zstd frame declares; None when it declares none."""
+    """Return the content size that a zstd frame declares; None if it declares none."""
     if len(data) < 6 or struct.unpack_from("<I", data)[0] != _ZSTD_MAGIC:
         raise ChunkError("it does not start as zstd")
     flags = data[4]

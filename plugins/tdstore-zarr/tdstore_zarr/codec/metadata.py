@@ -96,7 +96,7 @@ class ArrayMeta:
         return LeafSpec(self.shape, self.dtype, fill_value=fill_of(self.fill, self.dtype))
 
     def named(self, names: tuple[str | None, ...] | None) -> ArrayMeta:
-        """Return the same array with other names of its dimensions."""
+        """Return the same array with other dimension names."""
         return ArrayMeta(
             self.shape, self.dtype, self.data_type, self.fill, self.chunks, self.inner, self.sharded, self.pipeline,
             self.codecs, self.index_at_end, self.index_crc, self.keys, self.attributes, names,
@@ -219,7 +219,7 @@ def parse_array(data: Any, where: str, url: str, *, trust: bool = False) -> Arra
         trust: allow codecs outside of the list of safe ones.
 
     Raises:
-        CorruptStoreError: not as zarr writes it, or impossible.
+        CorruptStoreError: the metadata is not as zarr writes it, or is impossible.
         UnsupportedError: a type that no tensor has, or an unknown extension of the format.
     """
     try:

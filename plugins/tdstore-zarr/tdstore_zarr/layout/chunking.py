@@ -26,7 +26,7 @@ LEAST_SHARD, MOST_SHARD, SHARDS = 4 << 20, 64 << 20, 64
 def fit(
     spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, keys: tuple[str, str], *, column: bool = False
 ) -> ArrayMeta:
-    """Return the metadata of a new leaf: its own options before the store's, cut to its shape.
+    """Return the metadata of a new leaf, with options cut to its shape: its own take precedence over the store's.
 
     Args:
         spec: the spec of the leaf.
@@ -34,7 +34,7 @@ def fit(
         url: the location, for messages.
         path: the leaf.
         keys: the spelling of chunk keys.
-        column: it is one of the two leaves of a var-length column.
+        column: whether it is one of the two leaves of a var-length column.
 
     Raises:
         OptionError: an unknown option, or an impossible value.
@@ -74,7 +74,7 @@ def fit(
 
 
 def _column_options(name: str, spec: LeafSpec, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options for chunks that are cheap to decode: nearly every random row touches a chunk of its own.
+    """Return options for chunks that are cheap to decode: nearly every random row is in a chunk of its own.
 
     Options for rows do not suit a data leaf, whose "rows" are bytes.
     """
@@ -100,7 +100,7 @@ def sharding(inner: tuple[int, ...], codecs: list[dict[str, Any]]) -> dict[str, 
 
 
 def check_names(options: Mapping[str, Any], url: str, path: Path | None = None) -> None:
-    """Refuse options that this backend does not have, with the nearest name."""
+    """Refuse options that this backend does not have; the error has the most similar name."""
     for name in options:
         if name not in OPTIONS:
             raise refusals.leaf_option(url, path, name, OPTIONS)

@@ -160,7 +160,7 @@ class _Attributes(msgspec.Struct):
 
 
 class _Manifest(msgspec.Struct):
-    """A root of which only the manifest is of interest."""
+    """A root of which only the manifest is needed."""
 
     attributes: _Attributes
 
@@ -177,7 +177,7 @@ def encode_root(
     """Encode the root of a new generation.
 
     Args:
-        document: the root before.
+        document: the previous root.
         header: the header.
         leaves: the leaves.
         url: the location, for messages.
@@ -204,7 +204,7 @@ def encode_root(
 
 
 def generation_of(data: bytes) -> str | None:
-    """Return the generation that a root names; None in one of another program. The rest of it is not decoded."""
+    """Return the generation that a root names; None for one of another program. The rest of the root is not decoded."""
     try:
         text = _decode_manifest(data).attributes.tdstore
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -233,7 +233,7 @@ _RECORD = struct.Struct("<QQq")
 
 
 def decode_root(data: bytes, *, url: str, trust: bool = False) -> Document:
-    """Parse a root, and check it against its manifest where it has one of ours.
+    """Parse a root, and check it against the manifest of tdstore, if it has one.
 
     Args:
         data: the bytes.

@@ -1,7 +1,7 @@
 """Intersection of an index with a grid of chunks. Pure.
 
 Along each dimension an index is cut into pieces, one for each chunk that it touches; a chunk of the
-grid is needed where a piece of every dimension meets.
+grid is needed where pieces of all dimensions meet.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def full_index(shape: Sequence[int], index: StoreIndex) -> list[slice | Tensor]:
 
 
 def count_chunks(shape: Sequence[int], chunks: Sequence[int], index: StoreIndex) -> int:
-    """Return an upper bound of how many chunks an index touches, without listing them."""
+    """Return an upper bound of the number of chunks that an index touches, without listing them."""
     total = 1
     for dim, (size, chunk) in enumerate(zip(shape, chunks, strict=True)):
         term = index[dim] if dim < len(index) else None

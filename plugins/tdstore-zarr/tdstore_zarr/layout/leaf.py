@@ -68,7 +68,7 @@ class Leaf:
 
     @property
     def stored(self) -> int:
-        """Return the bytes that it takes on the storage."""
+        """Return the bytes that the leaf takes on the storage."""
         return sum(o.size for o in self.objects.values())
 
     @property
@@ -110,7 +110,7 @@ def parse_index(data: memoryview | bytes, leaf: Leaf, size: int) -> np.ndarray[t
     """Parse the index of a shard (checked already): `[n, 2]` start and stop of each inner chunk, -1 where it is absent.
 
     Raises:
-        InvalidArgumentError: it points outside of the object.
+        InvalidArgumentError: the index points outside of the object.
     """
     pairs = np.frombuffer(data, "<u8").reshape(-1, 2)
     absent = (pairs == np.uint64(2**64 - 1)).all(1)

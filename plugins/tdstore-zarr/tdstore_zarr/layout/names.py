@@ -22,7 +22,7 @@ class Names:
         """Parent node -> names of its children, by their folded form."""
 
     def node(self, path: Path) -> str:
-        """Return the node of a path; assigns names to it and the groups above it where needed.
+        """Return the node of a path; assign names to it and the groups above it if necessary.
 
         Raises:
             OptionError: a key that no storage can represent.
@@ -63,7 +63,7 @@ class Names:
 def decode_nodes(nodes: Iterable[str]) -> dict[str, Path]:
     """Return the paths of another program's nodes (`a/b` is the path of a and b), each once.
 
-    A name that our codec never writes is its own key.
+    A name that the codec of tdstore never writes is its own key.
     """
     found: dict[str, Path] = {"": ()}
     used: set[Path] = {()}

@@ -16,11 +16,11 @@ from tdstore_zarr.place.redo_log import LoggedEngine
 
 
 def no_group(url: str, is_there: Callable[[str], bool] | None) -> StoreNotFoundError:
-    """Create the error for a place without a group of zarr v3, which says whether there is one of v2.
+    """Create the error for a location without a group of zarr v3, which says whether there is one of v2.
 
     Args:
-        url: the place, for messages.
-        is_there: checks for an object of a name; None: nothing is looked for.
+        url: the location, for messages.
+        is_there: checks for an object of a name; None: no object is checked.
     """
     message = f"{url} holds no zarr v3 group: there is no {NAME}"
     if is_there is None or not any(map(is_there, (".zgroup", ".zarray"))):
@@ -56,7 +56,7 @@ class Place(ABC):
 
     @abstractmethod
     def newest_root(self) -> bytes:
-        """Read the `zarr.json` that the location has now, and record nothing.
+        """Read the current `zarr.json` of the location, and record nothing.
 
         Raises:
             StoreNotFoundError: there is none.
@@ -82,7 +82,7 @@ class Place(ABC):
         """Let others write, after a commit."""
 
     def settled(self, document: Document) -> None:
-        """Clean up after a commit: the remains of the store before this one can go."""
+        """Clean up after a commit: the remains of the previous store can be removed."""
 
     def sync(self) -> None:
         """Wait until all puts are on the storage."""
@@ -107,7 +107,7 @@ class Place(ABC):
         self.engine.delete([*keys, f"{node}/{NAME}"])
 
     def move(self, old: str, new: str, keys: Iterable[str]) -> bool:
-        """Move a node and its objects, in an unpublished store; returns whether its metadata moved, too."""
+        """Move a node and its objects, in an unpublished store; return whether its metadata moved, too."""
         moved = list(keys)
         for key in moved:
             self.engine.put(new + key[len(old) :], self.engine.get(key).data)
@@ -119,7 +119,7 @@ class Place(ABC):
         """Release the location; an unpublished store is removed."""
 
     def needs_list(self) -> UnsupportedError | None:
-        """Build the error for a store that can only be opened where objects can be listed, if they cannot."""
+        """Build the error for a store that can only be opened if objects can be listed, when they cannot."""
         if EngineCap.LIST in self.engine.can:
             return None
         return UnsupportedError(

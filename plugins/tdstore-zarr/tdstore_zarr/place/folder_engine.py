@@ -230,7 +230,7 @@ class FolderEngine(Engine):
                 self._unsynced[new + key[len(old) :]] = None
 
     def remove(self, folder: str) -> None:
-        """Remove a folder and its contents; a missing one is no error."""
+        """Remove a folder and its contents; it is not an error if it is missing."""
         with files.io_errors(self.where(folder), "cannot remove"), self._lock:
             self._open.clear()
             parts = key_parts(folder, self.url)
@@ -254,7 +254,7 @@ class FolderEngine(Engine):
                     files.unlink_if_there(name, self.root)
 
     def link(self, old: str, new: str) -> None:
-        """Give a file a second name; where the file system has no links, copy it."""
+        """Give a file a second name; if the file system has no links, copy it."""
         source, target = key_parts(old, self.url), key_parts(new, self.url)
         with files.io_errors(self.where(old), "cannot link"):
             with self._lock:
@@ -271,7 +271,7 @@ class FolderEngine(Engine):
             self.put(new, self.get(old).data)
 
     def rename_files(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Rename files, replacing existing ones; a missing one is no error."""
+        """Rename files, replacing existing ones; it is not an error if one is missing."""
         with self._lock:
             self._open.clear()
             for old, new in pairs:

@@ -1,8 +1,8 @@
 """A store behind an engine: an object store, memory. It has no rename, and zarr gives every chunk a fixed name.
 
-Commits are atomic all the same:
+Commits are atomic nevertheless:
 
-* A new store is written under chunk keys that the one before it does not use (zarr allows four spellings:
+* A new store is written under chunk keys that the previous one does not use (zarr allows four spellings:
   `c/0/1`, `c.0.1`, `0.1`, `0/1`), and the root's `zarr.json`, whose consolidated metadata names the spelling, is put
   last, on the condition that it is unchanged since it was read. Then the old chunks are removed.
 * In place, changes go to a redo log (`redo_log`), which the root names, on the same condition.
@@ -118,7 +118,7 @@ class ObjectPlace(Place):
         return place
 
     def wrote(self, keys: Callable[[], Iterable[str]]) -> None:
-        """Set the function that returns the keys put so far: they are removed when the store is given up."""
+        """Set the function that returns the keys put so far: they are removed if the store is abandoned."""
         self._written = keys
 
     @property
@@ -127,7 +127,7 @@ class ObjectPlace(Place):
 
     # -- the claim -------------------------------------------------------------------------
     def _try_claim(self) -> str | None:
-        """Become the only writer; else return a description of the present one."""
+        """Become the only writer; if that fails, return a description of the current one."""
         mark = mark_now()
         data = msgspec.json.encode(mark)
         conditional = self._conditional
@@ -179,7 +179,7 @@ class ObjectPlace(Place):
         return refusals.busy(self.url, who, hint=hint)
 
     def _look(self) -> None:
-        """Find the present store, and chunk keys that it does not use."""
+        """Find the current store, and chunk keys that it does not use."""
         blob, others = get_and_look(self.engine.base, NAME, MAX_ROOT, OTHER_FORMATS)
         if blob is None:
             if others:
@@ -313,7 +313,7 @@ class ObjectPlace(Place):
         self.published = self.engine.active = True
 
     def settled(self, document: Document) -> None:
-        """Remove the remains of the store before this one, and the claim."""
+        """Remove the remains of the previous store, and the claim."""
         gone: list[str] = []
         new = {leaf.node: leaf.meta.keys for leaf in document.leaves.values()}
         for node, meta in self._old.items():

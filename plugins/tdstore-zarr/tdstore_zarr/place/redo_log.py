@@ -1,9 +1,9 @@
 """The redo log: changes of a published store are put beside it, named by the commit, and then moved to their places.
 
-Zarr gives every chunk one fixed name, so a chunk that is written in place is neither the old nor the new store's. An
+Zarr gives every chunk one fixed name, so a chunk written in place would belong to neither the old nor the new store. An
 object of a published store is therefore put under a name of its own (`tdstore.log-<hex>/<number>`). The commit is the
 root that lists these objects (`RedoLog`, in the root's attribute `tdstore_log`): from then on readers find them there.
-After it they are moved to the names that zarr gives them, and the root is put once more without the list. A crash
+After the commit they are moved to the names that zarr gives them, and the root is put again without the list. A crash
 before the commit leaves the old store; a crash after it leaves the list, which readers follow and the next writer
 carries out.
 """
@@ -34,7 +34,7 @@ E = TypeVar("E", bound=Engine)
 
 
 class Put(NamedTuple):
-    """The present place of an object until it is moved to its own."""
+    """The temporary place of an object until it is moved to its own."""
 
     key: str
     """Its name in the log."""
@@ -51,7 +51,7 @@ class RedoLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def with_attribute(root: bytes, name: str, value: str | None) -> bytes:
-    """Return the same root, with another attribute, or without it; the rest of it is not decoded."""
+    """Return the same root with one attribute replaced or removed; the rest of the root is not decoded."""
     top = msgspec.json.decode(root, type=dict[str, msgspec.Raw])
     attributes = msgspec.json.decode(top.get("attributes", msgspec.Raw(b"{}")), type=dict[str, msgspec.Raw])
     attributes.pop(name, None)
@@ -95,7 +95,7 @@ def _is_object(key: str) -> bool:
 
 
 class LoggedEngine(Engine, Generic[E]):
-    """An engine whose changes wait in a log until they are committed.
+    """An engine whose changes are held in a log until they are committed.
 
     Args:
         base: the engine below; it is closed with this one.
@@ -223,7 +223,7 @@ class LoggedEngine(Engine, Generic[E]):
             self._replaced(old.key)
 
     def _remembered(self, key: str, old: Put | None) -> Put | None:
-        """Record the place of an object for `end`; returns the log object that is no longer needed."""
+        """Record the place of an object for `end`; return the log object that is no longer needed."""
         if self._before is None:
             return old
         if key in self._before:
@@ -336,7 +336,7 @@ class LoggedEngine(Engine, Generic[E]):
 
     # -- commit ----------------------------------------------------------------------------
     def record(self) -> RedoLog | None:
-        """Return the log to commit; None when it is empty."""
+        """Return the log to commit; None if it is empty."""
         if not self:
             return None
         return RedoLog([(key, *put) for key, put in sorted(self.puts.items())], sorted(self.gone))
@@ -348,7 +348,7 @@ class LoggedEngine(Engine, Generic[E]):
             self.restore({}, ())
 
     def apply(self) -> None:
-        """Move committed objects to their places. A repetition after a failure or a crash does the rest."""
+        """Move committed objects to their places. A further call after a failure or a crash moves the rest."""
         self._remove(sorted(self.gone))  # first: in a folder, `a/c/0` may have been a folder
         self._place([(put.key, key) for key, put in self.puts.items()])
 
@@ -360,11 +360,11 @@ class LoggedEngine(Engine, Generic[E]):
         self._copy(pairs)
 
     def applied(self) -> None:
-        """Record that the root names no log any more."""
+        """Record that the root no longer names a log."""
         self.follow(None)
 
     def clean(self) -> None:
-        """Remove unused log objects: ours, and those of writers that ended. Only after a commit of ours."""
+        """Remove unused log objects, of this writer and of writers that ended. Only after a commit of this one."""
         named = {put.key for put in self.puts.values()} | {at for _, at, _ in self.committed.puts}
         if EngineCap.LIST in self.base.can:
             found = [entry.key for entry in self.base.list(PREFIX)]
@@ -377,7 +377,7 @@ class LoggedEngine(Engine, Generic[E]):
         """Return to the last commit, and remove uncommitted log objects.
 
         Raises:
-            StoreError: some objects could not be removed. A repetition, or the next commit, removes them.
+            StoreError: some objects could not be removed. A further call, or the next commit, removes them.
         """
         self.restore({}, ())  # first: the storage may refuse the rest
         named = {at for _, at, _ in self.committed.puts}

@@ -14,7 +14,7 @@ class Pool(ThreadPoolExecutor):
     """A pool that works after the main thread ended, which other threads and exit hooks may outlive.
 
     Args:
-        workers: how many threads at most.
+        workers: the largest number of threads.
     """
 
     def __init__(self, workers: int) -> None:

@@ -170,7 +170,7 @@ class Reader:
             job.parts.append(part)
 
     def _want(self, job: Job, batch: _Runs | _Wire) -> list[_Place]:
-        """Return the place of the bytes of each chunk; None for one that was never written."""
+        """Return the position of the bytes of each chunk; None for one that was never written."""
         leaf, cut = job.leaf, job.leaf.cut
         places: list[_Place] = []
         wanted: dict[str, list[tuple[int, int]]] = {}
@@ -271,7 +271,7 @@ class Reader:
 
     # -- indices of shards ------------------------------------------------------------------
     def need_indices(self, wanted: Iterable[tuple[Leaf, Iterable[int]]]) -> None:
-        """Fetch the indices that are not cached, and small objects whole where requests are slow; one round."""
+        """Fetch the indices that are not cached, and whole small objects if requests are slow, in one round."""
         asked: list[tuple[Leaf, int, bool]] = []
         ranges: list[Range] = []
         for leaf, numbers in wanted:
@@ -396,7 +396,7 @@ class Reader:
 
 
 def _flat(job: Job) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
-    """Return the result as rows of bytes, where whole pieces have their encoded form in it."""
+    """Return the result as rows of bytes, if whole pieces have the same form in it as encoded."""
     cut, out = job.leaf.cut, job.out
     assert cut.pipeline is not None
     if not out.flags.c_contiguous or not out.ndim or (cut.pipeline.big and out.itemsize > 1) or not out.flags.writeable:
@@ -410,7 +410,7 @@ def _flat(job: Job) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
 
 
 def _spread(work: Callable[[int, int], None], count: int, nbytes: int, pays: int = _THREADS_PAY) -> None:
-    """Decode in threads where that pays: large chunks, many bytes.
+    """Decode in threads if that pays: for large chunks, or many bytes.
 
     Args:
         work: decodes items `[begin, end)`.

@@ -39,7 +39,7 @@ class Rows:
 
     @staticmethod
     def of(index: StoreIndex, out: np.ndarray[Any, Any], leaf: Leaf) -> Rows | None:
-        """Return the rows of an index; None where chunks are large, or hold parts of rows."""
+        """Return the rows of an index; None if chunks are large, or hold parts of rows."""
         inner, shape = leaf.cut.inner, leaf.meta.shape
         if not index or not isinstance(index[0], Tensor) or leaf.cut.nbytes > SMALL or leaf.cut.pipeline is None:
             return None
