@@ -32,11 +32,11 @@ class SessionEngine(StoreEngine):
         self.session = session
 
     def swap(self, session: icechunk.Session) -> None:
-        """Go on with another session."""
+        """Continue with another session."""
         self.session, self._store = session, session.store
 
     def state(self) -> bytes:
-        """Return the session with all its changes; `restored` makes one of it that is independent."""
+        """Return the session with all its changes; `restored` makes an independent session of the result."""
         with icechunk_errors(self.url, "writing"):
             state: bytes = self.session._session.as_bytes()
         return state
@@ -54,7 +54,7 @@ class SessionEngine(StoreEngine):
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
         """Read ranges, as `Engine.get_ranges` does, by one call of icechunk.
 
-        It answers None for what it cannot read, whatever the reason: that is asked for once more, by itself.
+        icechunk returns None for what it cannot read, whatever the reason: such a range is requested again, by itself.
         """
         if any(r.start < 0 for r in ranges):
             return super().get_ranges(ranges)
@@ -86,7 +86,7 @@ def restored(url: str, state: bytes) -> icechunk.Session:
 
 
 class SessionLog(LoggedEngine[SessionEngine]):
-    """The changes of a session. The session itself is the log: nobody else sees it before its commit.
+    """The changes of a session. The session itself is the log: no other process sees it before its commit.
 
     Attributes:
         nbytes: bytes that were put since the last commit.
@@ -165,7 +165,7 @@ class SessionLog(LoggedEngine[SessionEngine]):
             self.base.swap(restored(self.url, undo))
 
     def hold(self, keys: Iterable[str]) -> dict[str, Put]:
-        """Return where these objects are read again, if they were changed."""
+        """Return where to read these objects again, if they were changed."""
         found = [key for key in keys if key in self._changed]
         if found:
             self._states.append(self.base.state())
@@ -190,7 +190,7 @@ class SessionLog(LoggedEngine[SessionEngine]):
 
     # -- commit ----------------------------------------------------------------------------
     def ended(self) -> None:
-        """Forget what belongs to changes that were committed, or are discarded."""
+        """Forget the data of changes that were committed or discarded."""
         self._changed, self._waiting, self._states = set(), {}, []
         self._undo = self._moves = None
         self.nbytes = 0
@@ -204,7 +204,7 @@ class SessionLog(LoggedEngine[SessionEngine]):
         """Return None, as `LoggedEngine.record` does for a log that is empty."""
 
     def follow(self, log: RedoLog | None) -> None:
-        """Refuse a log: it is of another storage of zarr."""
+        """Refuse a log: it belongs to another storage of zarr."""
         if log is not None:
             raise CorruptStoreError(f"{self.url}: its root names a redo log, which no icechunk store has", url=self.url)
 

@@ -55,7 +55,7 @@ def check_process(url: str) -> None:
 
 @contextmanager
 def icechunk_errors(url: str, doing: str) -> Iterator[None]:
-    """Raise the errors of tdstore for those of icechunk, whose panics are no `Exception`."""
+    """Raise the errors of tdstore for those of icechunk, whose panics are not an `Exception`."""
     check_process(url)
     try:
         yield
@@ -68,7 +68,7 @@ def icechunk_errors(url: str, doing: str) -> Iterator[None]:
 
 
 def conflict(url: str) -> ConflictError:
-    """Create the error for a change on top of a commit that is not the last one any more."""
+    """Create the error for a change on top of a commit that is no longer the last one."""
     return ConflictError(
         f"{url} was changed by another writer since it was opened here; nothing of this writer was published",
         url=url,

@@ -1,4 +1,4 @@
-"""What `tdstore.delete` calls: a repository that nobody writes is removed, history and all."""
+"""The part of `tdstore.delete` for repositories: one that nobody writes is removed with its history."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def remove_icechunk(
         `NotImplemented` for a folder, which the core removes.
 
     Raises:
-        StoreNotFoundError: there is none. StoreBusyError: another writer has changes that are not committed.
-        StoreExistsError: there are objects of another program, or a repository without a dataset of ours.
+        StoreNotFoundError: there is no repository. StoreBusyError: another writer has uncommitted changes.
+        StoreExistsError: there are objects of another program, or a repository without a dataset of tdstore.
     """
     place = location_of(location, storage_options, lock_timeout)
     if isinstance(place, FolderLocation):

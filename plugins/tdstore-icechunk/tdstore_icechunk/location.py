@@ -1,4 +1,4 @@
-"""Where a repository is, a local folder for one, and what keeps its writers apart."""
+"""The location of a repository, such as a local folder, and how its writers exclude one another."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class Location(ABC):
         """Return icechunk's object for the place."""
 
     def open(self) -> icechunk.Repository | None:
-        """Open the repository; None where there is none."""
+        """Open the repository; None if there is none."""
         with icechunk_errors(self.url, "opening"):
             storage = self.storage()
             return icechunk.Repository.open(storage) if icechunk.Repository.exists(storage) else None
 
     @abstractmethod
     def begin(self) -> icechunk.Repository:
-        """Make a repository that nobody sees before `publish`, or that `give_up` removes."""
+        """Create a repository that nobody sees before `publish`, or that `give_up` removes."""
 
     def publish(self, *, replace: bool) -> icechunk.Repository | None:
-        """Show the new repository; returns it where it was moved."""
+        """Make the new repository visible; return it at its new location if it was moved."""
         return None
 
     @abstractmethod
@@ -60,14 +60,14 @@ class Location(ABC):
 
     @contextmanager
     def committing(self) -> Iterator[None]:
-        """Keep other commits out, where the storage cannot tell that it was changed meanwhile."""
+        """Exclude other commits, if the storage cannot tell that it was changed meanwhile."""
         yield
 
     def enter(self) -> None:
         """Show others that there are objects which no commit names yet, unless the place was removed."""
 
     def leave(self, *, littered: bool, repo: icechunk.Repository) -> None:
-        """Take that back, and remove objects that no commit names, if there are some.
+        """Undo `enter`, and remove objects that no commit names, if there are any.
 
         Args:
             littered: whether there may be such objects.
@@ -75,7 +75,7 @@ class Location(ABC):
         """
 
     def collectable(self, grace: float) -> datetime:
-        """Return the time before which objects that no snapshot names are of no writer."""
+        """Return the time before which objects that no snapshot names belong to no writer."""
         return datetime.now(UTC) - max(timedelta(seconds=grace), UNCOMMITTED)
 
     def close(self) -> None:
@@ -83,10 +83,10 @@ class Location(ABC):
 
 
 class FolderLocation(Location):
-    """A local folder. icechunk's commits are not safe there: a lock keeps them apart.
+    """A local folder. icechunk's commits are not safe there: a lock serializes them.
 
-    A writer with objects that are not committed holds a shared flock of the root, so that garbage is collected only
-    while there is none. A commit holds an exclusive one of `refs`.
+    A writer with uncommitted objects holds a shared flock of the root, so that garbage is collected only while there is
+    no such writer. A commit holds an exclusive flock of `refs`.
     """
 
     def __init__(self, path: str, timeout: float) -> None:
@@ -101,11 +101,11 @@ class FolderLocation(Location):
         return icechunk.local_filesystem_storage(path)
 
     def open(self) -> icechunk.Repository | None:
-        """Open the repository; a folder without one is none, and icechunk would make it."""
+        """Open the repository; return None for a folder without one, in which icechunk would create one."""
         return super().open() if os.path.isfile(os.path.join(self.path, REF)) else None
 
     def begin(self) -> icechunk.Repository:
-        """Make a repository beside the folder."""
+        """Create a repository beside the folder."""
         self._site = Site(
             self.path, url=self.url, timeout=self.timeout, foreign=_foreign, first=(), kind="an icechunk repository"
         )
@@ -196,5 +196,5 @@ class FolderLocation(Location):
 
 
 def _foreign(root: int) -> list[str]:
-    """Return the names in a folder that icechunk would not have made."""
+    """Return the names in a folder that icechunk would not have created."""
     return sorted(name for name in os.listdir(root) if name not in PARTS)

@@ -51,7 +51,7 @@ class RepositoryPlace(Place):
 
         Args:
             location: where.
-            version: a snapshot that is a version; None: the last one of the branch.
+            version: a snapshot that is a version; None: the last snapshot of the branch.
 
         Raises:
             StoreNotFoundError: there is no repository, or nothing was committed to it.
@@ -66,14 +66,14 @@ class RepositoryPlace(Place):
 
     @classmethod
     def new(cls, location: Location, *, exclusive: bool) -> RepositoryPlace:
-        """Begin a new dataset: in a new repository, or as the next commit of one that is there.
+        """Begin a new dataset: in a new repository, or as the next commit of an existing one.
 
         Args:
             location: where.
             exclusive: refuse a repository with commits.
 
         Raises:
-            StoreExistsError: `exclusive`, and one is there.
+            StoreExistsError: `exclusive`, and there is one.
         """
         repo = location.open()
         if repo is None:
@@ -164,7 +164,7 @@ class RepositoryPlace(Place):
         self._version = version
 
     def publish(self, data: bytes, *, sync: bool) -> None:
-        """Commit a new dataset: in place of what the branch had, or by showing the new repository."""
+        """Commit a new dataset: in place of what the branch had, or by making the new repository visible."""
         self.put_root(data, sync=sync)
         moved = self.location.publish(replace=not self._exclusive)
         if moved is not None:
@@ -176,7 +176,7 @@ class RepositoryPlace(Place):
         """Do nothing: what this commit replaced belongs to the history."""
 
     def holder(self, mark: Mark | None) -> str | None:
-        """Return None: a writer keeps nobody out."""
+        """Return None: a writer does not exclude others."""
         return None
 
     def remove(self, node: str, keys: Iterable[str]) -> None:

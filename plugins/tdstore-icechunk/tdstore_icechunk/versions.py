@@ -43,7 +43,7 @@ def following(
     """Return the metadata of a commit.
 
     Args:
-        before: that of the commit before it.
+        before: the metadata of the previous commit.
         base: the snapshot of that commit.
         version: message and header, if the commit is a version.
         nbytes: bytes that it put.
@@ -76,7 +76,7 @@ def _records(metadata: Mapping[str, Any], snapshot: str) -> list[Record]:
 
 # -- the refs of a repository ---------------------------------------------------------------
 def dropped_in(repo: icechunk.Repository) -> dict[str, tuple[str, int]]:
-    """Return the versions that were dropped: the branch of each, and how long its readers go on."""
+    """Return the versions that were dropped: the branch of each, and how long its readers can go on."""
     found = {}
     for branch in repo.list_branches():
         if branch.startswith(DROPPED):
@@ -114,7 +114,7 @@ def _tags(repo: icechunk.Repository) -> Iterator[tuple[str, str]]:
 
 
 def set_tag(repo: icechunk.Repository, url: str, name: str, version: str | None) -> None:
-    """Give a tag to a version, and take it from any other; None only takes it away."""
+    """Give a tag to a version, and remove it from any other; None only removes it."""
     branch = TAG + quote(name, safe=" ").replace("%", "=")
     if len(branch) > MAX_TAG:
         raise InvalidArgumentError(f"{url}: the tag {name[:40]!r}... is too long for the name of a branch")
@@ -134,7 +134,7 @@ def set_tag(repo: icechunk.Repository, url: str, name: str, version: str | None)
 
 
 def drop_versions(repo: icechunk.Repository, location: Location, versions: Collection[str], grace: float) -> list[str]:
-    """Drop versions, and remove what nobody can read any more: of them, and of the history between.
+    """Drop versions, and remove what nobody can read any more, of these and of the history between them.
 
     Args:
         repo: the repository.

@@ -42,7 +42,7 @@ def parse(location: str | os.PathLike[str] | None, options: dict[str, Any], *, n
     """Parse a location; the options host, port, db, username, password and unix_socket_path override it.
 
     Args:
-        location: a URL, or only the name of the dataset; None makes up a name where `new`.
+        location: a URL, or only the name of the dataset; None invents a name if `new`.
         options: the options of the caller; None stands for an absent one.
         new: the dataset is to be created.
 

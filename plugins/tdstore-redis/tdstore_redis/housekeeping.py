@@ -1,4 +1,4 @@
-"""What `tdstore.delete` and `tdstore.list_datasets` call for places on a server."""
+"""The parts of `tdstore.delete` and `tdstore.list_datasets` for locations on a server."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def remove_dataset(location: str, **options: Any) -> None:
     """Remove a dataset of tdstore from a server.
 
     Args:
-        location: as of `open_redis`.
-        **options: of `open_redis`. `lock_timeout` is 0 unless given.
+        location: as in `open_redis`.
+        **options: those of `open_redis`. `lock_timeout` is 0 unless passed.
 
     Raises:
-        StoreNotFoundError: there is none. ReadOnlyError: it is one of the tensordict package.
+        StoreNotFoundError: there is no dataset. ReadOnlyError: it is one of the tensordict package.
         StoreBusyError: others have written rows, and not committed them.
     """
     quick = {"lock_timeout": 0.0, "verify": "none", "recover": "accept"}

@@ -51,7 +51,7 @@ class Session:
 
         Args:
             accept: accept such a dataset.
-            tries: how often to read when a writer commits meanwhile.
+            tries: how often to read if a writer commits meanwhile.
 
         Raises:
             StoreNotFoundError: no dataset.
@@ -98,7 +98,7 @@ class Session:
 
     # -- reading -------------------------------------------------------------------------
     def read(self, plan: Callable[[], Iterable[Fetch]], wire: Wire | None = None) -> None:
-        """Run the fetches of a plan, which is made again after a conflict with a writer.
+        """Run the fetches of a plan, which is created again after a conflict with a writer.
 
         Raises:
             CorruptStoreError: a cell is damaged or missing.
@@ -119,7 +119,7 @@ class Session:
                     return
 
     def explain(self, damage: Damaged) -> None:
-        """Raise the error for a damaged cell: a conflict if the leaf was replaced by now, else corruption."""
+        """Raise the error for a damaged cell: a conflict if the leaf was replaced by now, otherwise corruption."""
         if damage.array.mine is None:
             now = self.line.idempotent(lambda wire: fetch_document(wire, self.keys, self.url))
             there = None if now is None or now.dataset != self.document.dataset else now.arrays.values()
@@ -159,7 +159,7 @@ class Session:
         return np.unpackbits(octets)[ids - first * 8].astype(np.bool_)
 
     def refresh(self, wire: Wire) -> Document:
-        """Adopt the commits of others, as far as they do not change the structure of our leaves.
+        """Adopt the commits of others, as far as they do not change the structure of the leaves here.
 
         Raises:
             StoreError: the dataset was replaced or removed.
@@ -176,7 +176,7 @@ class Session:
         return now
 
     def faults(self, path: Path, array: Array) -> str | None:
-        """Return the fault of a leaf on the server; None when there is none."""
+        """Return the fault of a leaf on the server; None if there is none."""
         for piece in everything(path, array):
             try:
                 self.read(partial(list, [piece]))

@@ -76,11 +76,11 @@ def open_redis(
             beside `host=`, `port=`, `db=`. The name may have slashes.
         mode: "r", "r+", "w", "x" or "a", as in `tdstore.Store`.
         host, port, db, username, password, unix_socket_path: override the location.
-        timeout: seconds for connecting, and for each reply of the server; None waits for ever.
+        timeout: seconds for connecting, and for each reply of the server; None waits forever.
         lock_timeout: seconds to wait for other writers.
-        verify: "size" checks the last block of each leaf when opening, "full" reads everything, "none"
+        verify: "size" checks the last block of each leaf on opening, "full" reads everything, "none"
             nothing. Reads are always compared with their checksums.
-        recover: "accept" reads leaves as a writer left them that was killed between two commits.
+        recover: "accept" reads leaves as they were left by a writer that was killed between two commits.
         block: bytes of a value on the server; leaves are cut into as many as they need.
         max_bytes: refuse a dataset that declares more data than this. Without it a dataset of any size is opened, and
             a read is refused that would allocate over 1 GiB, of which less than a hundredth is stored.
@@ -89,7 +89,7 @@ def open_redis(
     Raises:
         StoreNotFoundError, StoreExistsError: by the mode.
         StoreBusyError: others hold it for longer than `lock_timeout`.
-        DirtyStoreError: a writer ended in the middle (`leaves` names where).
+        DirtyStoreError: a writer ended in the middle of a change (`leaves` names the leaves).
         CorruptStoreError: damaged, or different from its manifest.
         TransientError: no server, or no answer in time.
         StoreIOError: the server refuses.
@@ -228,7 +228,7 @@ def tls_context(
 
 
 class RedisStore(CheckedStore[Array]):
-    """Leaves on a server. Made by `open_redis`."""
+    """Store of leaves on a server. Created by `open_redis`."""
 
     caps = CAPS
 
@@ -372,7 +372,7 @@ class RedisStore(CheckedStore[Array]):
         return found
 
     def generation(self) -> object:
-        """Return the dataset's name and the number of its last commit; None where nothing is."""
+        """Return the dataset's name and the number of its last commit; None if there is no dataset."""
         session = self._open()
         asked = [pack(b"HMGET", session.keys.head, b"dataset", b"revision")]
         with session.line.errors("looking for commits"):

@@ -51,11 +51,11 @@ def tdstore_guess_backend(location: str) -> str | None:
 
 @hookimpl
 def tdstore_open_engine(url: str, options: Mapping[str, Any]) -> Engine | None:
-    """Open any URL that obstore or fsspec reaches."""
+    """Open any URL that obstore or fsspec supports."""
     return open_engine(url, options) if knows(url) else None
 
 
 @hookimpl
 def tdstore_locate(location: object) -> tuple[str, Mapping[str, Any]] | None:
-    """Take file systems of fsspec with a path, UPaths, and stores of obstore."""
+    """Accept file systems of fsspec with a path, UPaths, and stores of obstore."""
     return locate(location)

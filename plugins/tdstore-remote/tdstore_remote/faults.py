@@ -1,4 +1,4 @@
-"""Translation of the libraries' exceptions into ours, and into those that may be retried."""
+"""Translation of the libraries' exceptions into those of tdstore, and into those that may be retried."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ _NO_HOST = "the host name cannot be resolved"
 
 
 def _endpoint_of(url: str) -> str:
-    """Return where the user sets the server."""
+    """Describe where the user sets the server."""
     if url.startswith(("http://", "https://")):
         return "the URL names it"
     variable = "AWS_ENDPOINT_URL or " if url.startswith(("s3", "simplecache::s3")) else ""
@@ -170,7 +170,7 @@ def _deepest(text: str) -> str | None:
 
 
 def of_obstore(error: BaseException, call: Call) -> Exception:
-    """Translate an error of obstore into ours, or `Again`."""
+    """Translate an error of obstore into one of tdstore, or `Again`."""
     if isinstance(error, TDStoreError):
         return error
     name, text = type(error).__name__, str(error)
@@ -235,7 +235,7 @@ def _deepest_of_tls(text: str) -> str:
 
 
 def of_status(status: int | None, code: str | None, reason: str, call: Call) -> Exception:
-    """Translate an answer of the server into our error, or `Again`."""
+    """Translate an answer of the server into an error of tdstore, or `Again`."""
     code = _SYNONYMS.get(code or "", code)
     if code == "AuthorizationFailure" and "authenticate the request" in reason:
         code = "AuthenticationFailed"
@@ -292,7 +292,7 @@ def bucket_of(url: str) -> str:
 
 
 def of_fsspec(error: BaseException, call: Call) -> Exception:
-    """Translate an error of an fsspec implementation or of a library below it into ours, or `Again`."""
+    """Translate an error of an fsspec implementation or of a library below it into one of tdstore, or `Again`."""
     if isinstance(error, (TDStoreError, Again)):
         return error
     text = f"{error} {error.__cause__ or ''}"

@@ -1,4 +1,4 @@
-"""What `tdstore.delete` and `tdstore.list_datasets` call for URLs."""
+"""The parts of `tdstore.delete` and `tdstore.list_datasets` for URLs."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def remove_remote(
     timeout: float | None = None,
     **options: Any,
 ) -> None:
-    """Remove a dataset of the object layout, or a zarr group, from behind a URL.
+    """Remove a dataset of the object layout, or a zarr group, at a URL.
 
     Args:
         location: the URL.
-        storage_options: credentials and endpoint, as of `open_remote`.
-        format: "raw", "zarr" or "icechunk"; by default that of the suffix, else of the objects found.
-        engine: as of `open_remote`.
-        timeout: seconds for one call, all retries together.
-        **options: of the other format.
+        storage_options: credentials and endpoint, as in `open_remote`.
+        format: "raw", "zarr" or "icechunk"; by default that of the suffix, otherwise of the objects found.
+        engine: as in `open_remote`.
+        timeout: seconds for one call, including all retries.
+        **options: those of the other format.
 
     Raises:
-        StoreNotFoundError: there is none. ReadOnlyError: the place cannot be written.
+        StoreNotFoundError: there is no dataset. ReadOnlyError: the location cannot be written.
         StoreBusyError: a zarr group that another process writes.
         UnsupportedError: an uploaded directory, or a file of another format.
     """
@@ -80,7 +80,7 @@ def _has(engine: Engine, key: str) -> bool:
 
 
 def _remove_folders(engine: Engine) -> None:
-    """Remove the folders of a store in a local folder, unless somebody has other files there."""
+    """Remove the folders of a store in a local folder, unless other files are in them."""
     if isinstance(engine, LocalEngine):
         for folder in (*(os.path.join(engine.root, name) for name in ("data", "versions")), engine.root):
             with suppress(OSError):

@@ -23,7 +23,7 @@ LOCAL = ("", "file", "local")
 
 
 def open_engine(url: str, options: Mapping[str, Any] | None = None, *, writable: bool = True) -> Engine:
-    """Open the engine for a URL: obstore where it can, else fsspec; inside a cache if one is requested.
+    """Open the engine for a URL: obstore if possible, otherwise fsspec; inside a cache if one is requested.
 
     Args:
         url: the URL.
@@ -107,7 +107,7 @@ class ForkSafeEngine(DelegatingEngine):
 
     @property
     def can(self) -> EngineCap:
-        """Return the abilities of the engine; only reading where it was opened so."""
+        """Return the abilities of the engine; only those for reading if it was opened for reading."""
         able = self.inner.can
         return able if self._writable else able & (EngineCap.LIST | EngineCap.ASYNC)
 
@@ -116,7 +116,7 @@ class ForkSafeEngine(DelegatingEngine):
         return self._writable and self.inner.conditional()
 
     def probed(self) -> tuple[bool, ...] | None:
-        """Return what was found out about the server; nothing where the engine only reads."""
+        """Return what was found out about the server; nothing if the engine only reads."""
         return self.inner.probed() if self._writable else None
 
     def where(self, key: str) -> str:

@@ -1,7 +1,7 @@
-"""Objects of fsspec, universal_pathlib and obstore as locations: the URL and the options that they were made with.
+"""Objects of fsspec, universal_pathlib and obstore as locations: the URL and the options with which they were created.
 
-What is opened is the URL, by an engine of its own with our retries and error messages. So a container over it is
-pickled as any other, and works in forked processes.
+The URL is opened by an engine of its own, with the retries and error messages of tdstore. So a container over it is
+pickled like any other, and works in forked processes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _OF_INSTANCES = ("asynchronous", "loop", "batch_size", "auto_mkdir")
 
 
 def locate(location: object) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the path or URL that an object stands for, and the storage options that reach it.
+    """Return the path or URL for which an object stands, and the storage options to open it.
 
     Args:
         location: a file system of fsspec with a path, as `(fs, path)` or `fs.get_mapper(path)`; a `UPath`; a store of
             obstore, alone or with a path, as `(store, path)`.
 
     Returns:
-        Place and options; None for other objects.
+        Location and options; None for other objects.
 
     Raises:
         InvalidTypeError: a file system without a path.
@@ -51,7 +51,7 @@ def locate(location: object) -> tuple[str, Mapping[str, Any]] | None:
 
 
 def _is_a(location: object, module: str, name: str) -> bool:
-    """Check the class of an object without importing its library: an object of it has been made already."""
+    """Check the class of an object without importing its library: objects exist only if it was imported."""
     cls = getattr(sys.modules.get(module), name, None)
     return isinstance(cls, type) and isinstance(location, cls)
 

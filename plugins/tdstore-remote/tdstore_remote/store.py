@@ -1,4 +1,4 @@
-"""The `remote` backend: a URL to a store of any format."""
+"""The `remote` backend: from a URL to a store of any format."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def open_remote(
     single_writer: bool | None = None,
     **format_options: Any,
 ) -> Store:
-    """Open the store at a URL, or make a new one there.
+    """Open the store at a URL, or create a new one there.
 
     Args:
         location: a URL: `s3://bucket/run`, `https://host/x.h5`, `memory://run`, `simplecache::s3://bucket/run.zarr`.
@@ -69,10 +69,11 @@ def open_remote(
             are read only.
         storage_options: credentials, endpoint and settings, by the names of fsspec (`key`, `secret`, `endpoint_url`,
             ...) or of obstore. The defaults are the usual environment variables.
-        format: by default that of the suffix (.zarr, .h5, .hdf5, .icechunk), else of the files found; new ones are
-            "raw".
-        engine: "obstore" reaches s3, gs, az and http, fast; "fsspec" everything; "auto" the first that can.
-        timeout: seconds for one call, all retries together.
+        format: by default that of the suffix (.zarr, .h5, .hdf5, .icechunk), otherwise of the files found; new stores
+            are "raw".
+        engine: "obstore" supports s3, gs, az and http, and is fast; "fsspec" supports everything; "auto" is the first
+            that supports the URL.
+        timeout: seconds for one call, including all retries.
         cache: a folder for a cache of reads, shared by every process that names it.
         cache_ram: bytes of a cache of reads in memory.
         verify: "full" compares reads with their checksums, "size" sizes only.
@@ -81,7 +82,7 @@ def open_remote(
             `tdstore.bytestore.open_objects`), or the options of the other format's opener.
 
     Raises:
-        StoreNotFoundError: there is nothing, or no such bucket.
+        StoreNotFoundError: there is no dataset, or no such bucket.
         StoreExistsError: by the mode.
         ReadOnlyError: a write to a read-only location.
         TransientError: the server fails repeatedly.
@@ -115,10 +116,10 @@ def open_remote(
 
 
 def by_suffix(location: str) -> str | None:
-    """Return the format that the suffix of a URL names; None where it names none.
+    """Return the format that the suffix of a URL names; None if it names none.
 
     Raises:
-        UnsupportedError: the suffix of a backend that reads local files only.
+        UnsupportedError: the suffix belongs to a backend that only reads local files.
     """
     name = last_name(location).lower()
     for suffix, kind in SUFFIXES.items():
@@ -227,7 +228,7 @@ def _nothing(error: StoreNotFoundError, plain: str) -> StoreNotFoundError:
 
 
 def look(engine: Remembering, location: str, options: Mapping[str, Any]) -> str | bytes | None:
-    """Identify a store without a manifest of ours: a marker's name, or the first bytes of HDF5. One round."""
+    """Identify a store without a manifest of tdstore, in one round: a marker's name, or the first bytes of HDF5."""
 
     def is_h5() -> bytes | None:
         try:

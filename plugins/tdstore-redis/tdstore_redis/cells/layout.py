@@ -12,7 +12,7 @@ Each cell has a *mark*, 32 bits made of the leaf's identity and the cell's numbe
 crc32c that runs over cell and check from the mark of this cell to that of the next. So a cell that was
 moved, or is of another generation, does not fit; and any number of neighbours is checked at once: a crc32c
 over all their bytes that begins at the mark of the first must end at that of the cell after the last.
-Only where it does not are the cells checked one by one.
+Only if it does not are the cells checked one by one.
 
 The check is never 0: zeros are a cell that was not written.
 The last cell is as long as the others, filled up with the fill value, so that a leaf can grow in place.
@@ -140,7 +140,7 @@ class Array:
 
     @property
     def rows_per_cell(self) -> int:
-        """Return how many whole rows a cell holds; 0 when rows are cut."""
+        """Return the number of whole rows that a cell holds; 0 if rows are cut."""
         return self.cell // self.row if self.row and self.cell % self.row == 0 else 0
 
     def block_size(self, block: int) -> int:
@@ -279,8 +279,8 @@ class Array:
     def get_commands(self, ids: Ids) -> tuple[list[bytes], Ids, Ids, Ids | None]:
         """Return packed GETRANGEs for sorted cells, the first cell and the count of cells of each, and which to take.
 
-        Cells that are near one another come in one range, with those between them: a command costs both
-        sides more than some KiB do. The last item is None where no cell is between others.
+        Cells that are near one another are fetched as one range, with those between them: a command costs both
+        sides more than some KiB do. The last item is None if no cell is between others.
         """
         stride, per = self.stride, self.per_block
         block = ids // per

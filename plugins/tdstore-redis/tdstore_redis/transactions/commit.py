@@ -49,7 +49,7 @@ def tidy(writer: Writer) -> None:
 
 
 def _tidy(writer: Writer, wire: Wire, *, new: bool = False) -> bytes | None:
-    """Remove the remains of dead writers; return the present dataset.
+    """Remove the remains of dead writers; return the current dataset.
 
     Args:
         writer: the writer.
@@ -112,7 +112,7 @@ def _refuse_foreign_keys(writer: Writer, wire: Wire, kinds: Sequence[Reply], dat
 
 
 def forgive(writer: Writer) -> None:
-    """Accept leaves as dead writers left them: each step of theirs was atomic, so their checksums fit."""
+    """Accept leaves as dead writers left them: each of their steps was atomic, so the checksums match."""
     with writer.line.errors("opening"):
         wire = writer.wire()
         (reply,) = wire.raising([pack(b"HGETALL", writer.keys.writers)], limit=keyspace.MAX_RECORDS_BYTES)
@@ -126,7 +126,7 @@ def forgive(writer: Writer) -> None:
 
 
 def publish(writer: Writer, header: Header) -> None:
-    """Replace the present dataset by the new one, in one step; then remove the former.
+    """Replace the current dataset by the new one, in one step; then remove the former.
 
     Raises:
         StoreExistsError: mode "x", and another process was faster.
@@ -155,7 +155,7 @@ def publish(writer: Writer, header: Header) -> None:
 
 
 def _settle(arrays: Iterable[Array]) -> list[bytes]:
-    """Record the written cells of each new array; returns commands that store the bitmaps of those with gaps."""
+    """Record the written cells of each new array; return commands that store the bitmaps of those with gaps."""
     commands = []
     for array in arrays:
         if array.mine is None:
@@ -228,7 +228,7 @@ def others_writing(writer: Writer, wire: Wire, owner: bytes | None, notes: list[
 
 
 def replaced_arrays(writer: Writer, wire: Wire, dataset: bytes | None) -> tuple[bytes, bytes | None]:
-    """Return the field in `pending`, and the record, of the arrays of a dataset that is to go; None: it has none."""
+    """Return the field in `pending`, and the record, of the arrays of a dataset to be removed; None: it has none."""
     if dataset is None or not DATASET.match(dataset.decode("latin-1")):
         return b"", None
     try:
@@ -256,7 +256,7 @@ def commit(writer: Writer, header: Header) -> None:
     """Make the changes in place the next revision.
 
     Raises:
-        StoreBusyError: another writer changed the structure too. None of our changes is visible then.
+        StoreBusyError: another writer changed the structure too. None of these changes is visible then.
     """
     with writer.line.errors("committing"):
         writer.unstage()
@@ -396,10 +396,10 @@ class Steps:
         commit(self.writer, self.writer.known)
 
     def unmark(self) -> None:
-        """Leave it: a writer without rows and structure has no mark."""
+        """Do nothing: a writer without rows and structure has no mark."""
 
     def take_back(self) -> None:
-        """Leave it: each step was durable, and the next opener is told of the marks."""
+        """Do nothing: each step was durable, and the next opener finds the marks."""
 
     def remove_uncommitted(self) -> None:
         if not self.writer.published:
@@ -412,10 +412,10 @@ class Steps:
 def take_back(writer: Writer) -> None:
     """Return to the leaves of the last commit, and restore rows that were written while these changed.
 
-    Remains on a server that does not answer are removed by the next writer.
+    The next writer removes what remains on a server that does not answer.
 
     Raises:
-        StoreError: rows could not be restored, none of them; another call tries again.
+        StoreError: rows could not be restored, and none of them was; another call tries again.
     """
     try:
         if writer.replaced_rows and writer._lost is None:

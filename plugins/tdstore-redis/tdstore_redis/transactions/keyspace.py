@@ -60,7 +60,7 @@ class Writing(msgspec.Struct):
 
     @property
     def here(self) -> bool:
-        """Check whether it is a session of this process."""
+        """Check whether this is a session of this process."""
         return self.pid == os.getpid() and self.host == socket.gethostname()
 
 
@@ -123,7 +123,7 @@ def shown(name: bytes) -> str:
 
 
 def living(wire: Wire, found: Iterable[Writing | Pending]) -> set[str] | None:
-    """Return the sessions with an open connection; None when the server does not list connections."""
+    """Return the sessions with an open connection; None if the server does not list connections."""
     asked = {one.client: one.session for one in found if one.session}
     if not asked:
         return set()
@@ -144,7 +144,7 @@ def connection_name(session: str) -> bytes:
 
 
 def run_id(wire: Wire) -> str:
-    """Return the identity of the server's process, which changes with a restart. Empty where the server has none."""
+    """Return the identity of the server's process, which changes with a restart. Empty if the server has none."""
     (reply,) = wire.pipe([pack(b"INFO", b"server")])
     if isinstance(reply, ServerError):
         return ""
@@ -153,7 +153,7 @@ def run_id(wire: Wire) -> str:
 
 
 def keys_of(record: Pending) -> Iterator[bytes]:
-    """Yield every key that the arrays of a record may have: of our blocks, and of nothing else."""
+    """Yield every key that the arrays of a record may have: those of its blocks, and no others."""
     if not DATASET.match(record.dataset):
         return
     for number, blocks in record.arrays:

@@ -1,4 +1,4 @@
-"""Removal of a dataset: its head goes in one transaction, its blocks afterwards."""
+"""Removal of a dataset: first its head, in one transaction, then its blocks."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Small writes are one transaction. In larger ones, blocks that get all of their cells are staged: put under keys of a
 number that no array has, which a note in `pending` lists. Then one transaction renames them, and changes the cells of
-the other blocks. So a server that refuses, or a connection that ends, before that has changed nothing visible;
-if the process is killed, the next writer removes the staged blocks of the note. Where the other blocks are large,
+the other blocks. So if the server refuses, or the connection ends, before that, nothing visible has changed;
+if the process is killed, the next writer removes the staged blocks of the note. If the other blocks are large,
 too, the server copies them, and the copies are staged and changed while the blocks are watched.
 """
 
@@ -44,7 +44,7 @@ Item = tuple[Write, Array]
 
 
 def write(writer: Writer, writes: Sequence[Write]) -> None:
-    """Write values, in order; the last of those for the same cells wins."""
+    """Write values, in order; for the same cells, the last value wins."""
     items = [(w, writer.document.arrays[w.path]) for w in writes]
     with writer.line.errors("writing"):
         if writer.owns:
@@ -150,7 +150,7 @@ def _changes(items: Iterable[Item], repeated: set[int], *, whole_blocks: bool | 
 
     Args:
         items: the writes.
-        repeated: numbers of arrays that several of the writes are to.
+        repeated: numbers of arrays to which several of the writes go.
         whole_blocks: as for `plan_write`. Where order matters a block never counts as whole.
     """
     for w, array in items:
@@ -230,7 +230,7 @@ class _Staging:
         return bits
 
     def prepare(self, wire: Wire) -> None:
-        """Watch the note, so that staged blocks are renamed only as long as they are ours; make copies."""
+        """Watch the note, so that staged blocks are renamed only while they belong to this session; make copies."""
         pending, mine = self.writer.keys.pending, self.writer.session.encode()
         _, noted = wire.raising([pack(b"WATCH", pending), pack(b"HEXISTS", pending, mine)])
         if noted and self.copied is not None:

@@ -1,4 +1,4 @@
-"""Writes: into arrays that are not committed yet, and in place by transactions, which `row_writes` makes.
+"""Writes: into arrays that are not committed yet, and in place by transactions, which `row_writes` builds.
 
 A transaction watches the head of the dataset and every block of which it changes a cell in part. It is
 sent as MULTI ... EXEC and does nothing at all when one of them was changed meanwhile; then it is tried again.
@@ -152,7 +152,7 @@ class Writer(Session):
         return StoreError(self._lost, url=self.url, hint="open it again, and look at what is there")
 
     def _in_child(self) -> None:
-        """Begin a session of our own after a fork: the connection belongs to the parent."""
+        """Begin a new session after a fork: the connection belongs to the parent."""
         if not self.published or any(a.mine is not None for a in self.document.arrays.values()) or self.owns:
             raise refusals.forked(self.url)
         self.pid = os.getpid()
@@ -194,7 +194,7 @@ class Writer(Session):
         return [a for a in self.document.arrays.values() if a.mine is not None]
 
     def make(self, leaves: dict[Path, LeafSpec]) -> None:
-        """Make arrays for these leaves, recorded on the server before any of their cells."""
+        """Create arrays for these leaves, recorded on the server before any of their cells."""
         wire = self.wire()
         fresh: dict[Path, Array] = {}
         for path, spec in leaves.items():
@@ -211,7 +211,7 @@ class Writer(Session):
         self.drop(old)
 
     def note_pending(self, wire: Wire) -> None:
-        """Record on the server our uncommitted arrays: if this process is killed, the next writer removes them."""
+        """Record uncommitted arrays on the server: if this process is killed, the next writer removes them."""
         for reply in self.sending(wire, [self._pending_note(wire, self.staging)]):
             if isinstance(reply, ServerError):
                 raise reply
@@ -246,7 +246,7 @@ class Writer(Session):
         self.nothing_staged()
 
     def drop(self, arrays: Sequence[Array]) -> None:
-        """Remove arrays that no leaf has any more: uncommitted ones at once, committed ones after the next commit."""
+        """Remove arrays that no leaf uses any more: uncommitted ones at once, committed ones after the next commit."""
         for array in arrays:
             if array.mine is None:
                 self.dropped.append(array)
@@ -258,7 +258,7 @@ class Writer(Session):
 
     # -- writing values ------------------------------------------------------------------
     def _cells(self, wire: Wire, changes: Sequence[Change], before: Sequence[bytes] = ()) -> list[Bytes]:
-        """Return the cells of each change as they are to be stored: the new content, over the old one where needed.
+        """Return the cells of each change as they are to be stored: the new content, over the old one if necessary.
 
         Args:
             wire: the connection.
@@ -301,7 +301,7 @@ class Writer(Session):
         return held
 
     def store(self, changes: Sequence[Change]) -> None:
-        """Change cells of uncommitted blocks, one after the other."""
+        """Change cells of uncommitted blocks, one after another."""
         wire = self.wire()
         commands: list[Command] = []
         for change, stored in zip(changes, self._cells(wire, changes), strict=True):
@@ -366,7 +366,7 @@ class Writer(Session):
         self._armed = True
 
     def _follow(self, wire: Wire) -> None:
-        """Adopt the commits of others where our leaves are unchanged."""
+        """Adopt the commits of others that leave the leaves of this session unchanged."""
         now = self.refresh(wire)
         for path, array in self.base.arrays.items():
             other = now.arrays.get(path)
@@ -473,7 +473,7 @@ class Writer(Session):
             time.sleep(random.uniform(0.002, 0.02))
 
     def resize(self, path: Path, length: int) -> None:
-        """Set the length of the first dimension: in place where the leaf grows, as a copy where it shrinks."""
+        """Set the length of the first dimension: in place if the leaf grows, as a copy if it shrinks."""
         array = self.document.arrays[path]
         spec = array.spec.replace(shape=(length, *array.spec.shape[1:]))
         if length > array.spec.shape[0] and array.row and self._clean_beyond(path, array, spec):

@@ -38,12 +38,12 @@ class CachedEngine(DelegatingEngine):
     """An engine whose ranges come from pages cached under URL, tag and size of the object: a new version has new pages.
 
     On the first access to an object the engine requests its size and tag, in one round for all new objects of
-    a batch. `get` is never answered from the cache, so manifests are always the present ones.
+    a batch. `get` is never answered from the cache, so manifests are always current.
 
     Args:
         engine: the engine below.
-        folder: of the cache on disk; None for none.
-        most: bytes that it may take.
+        folder: the folder of the cache on disk; None for no such cache.
+        most: bytes that the cache on disk may take.
         ram: bytes of the cache in memory.
     """
 
@@ -61,7 +61,7 @@ class CachedEngine(DelegatingEngine):
 
     @property
     def inner(self) -> Engine:
-        """The engine below. `get` and `size` ask it each time."""
+        """The engine below. `get` and `size` call it each time."""
         return self._inner
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """The pages of `CachedEngine` on disk: a local folder of bounded size, shared by any number of processes.
 
-A page is one file, written beside its place and renamed, with a checksum before its bytes: a reader finds a
-whole page or none. Evicted pages can be fetched again, so no file here is ever the only copy.
+A page is one file, written under a temporary name and renamed, with a checksum before its bytes: a reader finds a
+complete page or none. Evicted pages can be fetched again, so no file here is ever the only copy.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class DiskCache:
         return None
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """Store a page. A full disk is no error: the page is not cached then."""
+        """Store a page. A full disk is not an error: the page is then not cached."""
         path = self._path(name)
         data = bytes(data)
         try:

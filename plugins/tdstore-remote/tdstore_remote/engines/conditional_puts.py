@@ -30,7 +30,7 @@ class Conditions(NamedTuple):
     """Whether the tag stands between quotes in `If-Match`, as it does in `ETag`."""
 
     def match(self, tag: str) -> dict[str, Any]:
-        """Return obstore's mode for a put that replaces just this version."""
+        """Return obstore's mode for a put that replaces only this version."""
         return {"e_tag": tag if self.quoted else tag.strip('"')}
 
 
@@ -74,7 +74,7 @@ def sweep(delete: Delete, list_: List, age: float) -> None:
     Args:
         delete: removes objects.
         list_: lists objects whose keys start with a prefix.
-        age: seconds that they are there at least; 0: all of them.
+        age: how long they must have existed at least, in seconds; 0: all of them.
     """
     limit = time.time() - age
     with contextlib.suppress(StoreError):  # listing may not be allowed
@@ -83,7 +83,7 @@ def sweep(delete: Delete, list_: List, age: float) -> None:
 
 
 def probe(put: Put, delete: Delete) -> Conditions:
-    """Probe with an object of a unique name, which is removed again; twice before the answer is no.
+    """Probe with an object of a unique name, which is removed again; if the answer is no, probe once more.
 
     Another process's `sweep` may remove the object in the middle, which then looks like a server without conditions.
     """

@@ -25,7 +25,7 @@ class DelegatingEngine(Engine):
 
     @property
     def lanes(self) -> int:
-        """How many objects of the inner engine travel side by side."""
+        """The number of objects that the inner engine sends at once."""
         return self.inner.lanes
 
     def conditional(self) -> bool:

@@ -1,7 +1,7 @@
 """A check whether this process may use obstore.
 
 obstore runs on its own threads, which a forked child does not have: any call there waits
-for ever, also on a store made in the child. So a child of a process that had loaded obstore must not use it.
+forever, also on a store created in the child. So a child of a process that had loaded obstore must not use it.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class FsspecEngine(Engine):
-    """Files below a URL of fsspec. Made by `tdstore_remote.opening.open_engine`."""
+    """Engine over the files below a URL of fsspec. Created by `tdstore_remote.opening.open_engine`."""
 
     pins = False
 
@@ -96,7 +96,7 @@ class FsspecEngine(Engine):
 
     @property
     def can(self) -> EngineCap:
-        """Return its abilities. Conditional puts exist for this process's memory only: fsspec has none for others."""
+        """Return its abilities. Only the memory of this process has conditional puts: fsspec has none elsewhere."""
         if READ_ONLY.intersection(self._schemes):
             return EngineCap.NONE if self._schemes[0] in ("http", "https") else EngineCap.LIST
         able = EngineCap.LIST | EngineCap.WRITE
@@ -277,7 +277,7 @@ class FsspecEngine(Engine):
             raise ConflictError(f"{where} was changed by another writer", url=where)
 
     def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
-        """Write objects, as `Engine.put_many` does; concurrently where the file system is asynchronous."""
+        """Write objects, as `Engine.put_many` does; concurrently if the file system is asynchronous."""
         self._check_writable()
         if not self._asynchronous or len(items) < 2:
             for key, data in items:
@@ -352,7 +352,7 @@ class FsspecEngine(Engine):
         )
 
     def _timed(self, work: Callable[[], T], seconds: float | None = None) -> T:
-        """Run in a thread that is abandoned when it takes too long: a blocking call cannot be cancelled."""
+        """Run in a thread that is abandoned if it takes too long: a blocking call cannot be cancelled."""
         if self._schemes[0] in HERE and len(self._schemes) == 1:
             return work()
         done = threading.Event()

@@ -1,4 +1,4 @@
-"""A limit on the requests of an engine that are under way, which begin in the order in which they come."""
+"""A limit on the concurrent requests of an engine, which begin in the order of their calls."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ FEW = 16
 
 
 class Gate:
-    """Let requests of all threads begin in their order, as many at a time as a wire takes.
+    """Let requests of all threads begin in their order, as many at a time as a connection can handle.
 
-    A call that comes first has its answers first: what is read ahead does not keep the batch that is waited for.
+    The first call gets its answers first: reading ahead does not delay the batch for which the caller is waiting.
 
     Args:
-        requests: the most requests under way.
-        nbytes: about the most bytes under way.
+        requests: the largest number of concurrent requests.
+        nbytes: about the largest number of bytes of concurrent requests.
     """
 
     def __init__(self, requests: int, nbytes: int) -> None:
@@ -28,10 +28,10 @@ class Gate:
 
     @asynccontextmanager
     async def pass_(self, requests: int, nbytes: int) -> AsyncIterator[None]:
-        """Wait for a turn, and have requests under way in the body.
+        """Wait for a turn; requests may be sent in the body.
 
         Args:
-            requests: how many.
+            requests: the number of requests.
             nbytes: the bytes of their answers.
         """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,7 +1,7 @@
 """The event loop for all requests of a process, in a thread of its own.
 
-obstore answers from native threads, which release Python objects after the answer has arrived. A native thread that
-does so while the interpreter is torn down ends the process with SIGABRT, so the end of a process waits for `QUIET`
+obstore answers from native threads, which release Python objects after the answer has arrived. If a native thread
+does so while the interpreter is shutting down, the process ends with SIGABRT. So the end of a process waits for `QUIET`
 seconds after its last request.
 """
 

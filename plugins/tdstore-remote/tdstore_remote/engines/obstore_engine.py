@@ -51,14 +51,14 @@ DELETED = 50
 
 
 class Version(NamedTuple):
-    """Size and tag of the present bytes of an object."""
+    """Size and tag of the current bytes of an object."""
 
     size: int
     tag: str | None
 
 
 class ObstoreEngine(Engine):
-    """Objects below a URL of S3, GCS, Azure or a web server. Made by `tdstore_remote.opening.open_engine`."""
+    """Engine over the objects below a URL of S3, GCS, Azure or a web server; `opening.open_engine` creates it."""
 
     pins = True
     """Ranges of a version, or an error: see `versions`."""
@@ -308,7 +308,7 @@ class ObstoreEngine(Engine):
         return memoryview(await found.bytes_async())
 
     async def _get_whole(self, key: str) -> memoryview:
-        """Fetch an object of a server that ignores ranges and sends the whole."""
+        """Fetch an object from a server that ignores ranges and sends the whole object."""
         async with self._gates.setdefault(key, asyncio.Lock()):
             return await self._fetch_whole(key)
 
@@ -420,7 +420,7 @@ class ObstoreEngine(Engine):
         await _all([one(key, data) for key, data in items])
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects, as `Engine.delete` does, in bulk where the store can."""
+        """Delete objects, as `Engine.delete` does, in bulk if the store can."""
         self._check_writable()
         if keys:
             loop.run(self._delete(list(keys)))
@@ -512,7 +512,7 @@ def _bytes_of(ranges: Sequence[Range], places: Sequence[int]) -> str:
 
 
 async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> builtins.list[T]:
-    """Await all; the first error cancels the others, and is raised when they have ended."""
+    """Await all; the first error cancels the others, and is raised once they have ended."""
     tasks = [asyncio.ensure_future(w) for w in work]
     try:
         return list(await asyncio.gather(*tasks))

@@ -410,7 +410,7 @@ def _flat(job: Job) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
 
 
 def _spread(work: Callable[[int, int], None], count: int, nbytes: int, pays: int = _THREADS_PAY) -> None:
-    """Decode in threads if that pays: for large chunks, or many bytes.
+    """Decode in threads if that pays: for large chunks and many bytes.
 
     Args:
         work: decodes items `[begin, end)`.
