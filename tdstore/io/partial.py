@@ -99,8 +99,8 @@ def _described(value: object) -> str:
 def fingerprint(store: Store, location: object, groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec]) -> str:
     """Return a fingerprint that differs between a source and the same source after a change.
 
-    It covers the header and the specs; for local files also names, sizes and times; for others, and only for leaves
-    with short rows, the first, middle and last row.
+    It covers the header and the specs; for local files also names, sizes and times; for others, the first,
+    middle and last row of leaves whose rows are short.
     """
     data = [encode_header(Header(groups)), repr([(p, s.shape, s.dtype) for p, s in specs.items()]).encode()]
     path = local_path(location)

@@ -33,8 +33,8 @@ def remove_zarr(
     Returns:
         `NotImplemented` for a local path.
 
-        Raises:
-            StoreNotFoundError: there is no such group. StoreBusyError: another process writes it.
+    Raises:
+        StoreNotFoundError: there is no such group. StoreBusyError: another process writes it.
         StoreExistsError: another program saved it, or has files of its own there.
         UnsupportedError: it is a group of a larger dataset.
     """

@@ -1,9 +1,9 @@
 """The journal of a file: a second file beside it, with the leaves that a writer changes in place, and the next commit.
 
 It is a sequence of records, each with a checksum. A complete commit is written here, and reaches the file only after
-its last record is on the storage: a writer that ends before that leaves the last commit, and one that ends later leaves a
-journal that the next opener applies. Rows of contiguous leaves are written in place, without the journal; it names
-these leaves.
+its last record is on the storage: a writer that ends before that leaves the last commit, and one that ends later
+leaves a journal that the next opener applies. Rows of contiguous leaves are written in place, without the journal;
+it names these leaves.
 """
 
 from __future__ import annotations
