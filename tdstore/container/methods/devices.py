@@ -58,7 +58,7 @@ class PlacingMixin(Container):
                 place; `inplace=True`, which changes this TensorDict instead of creating a new one.
 
         Returns:
-            This TensorDict if there is nothing to change, otherwise a new one. For another TensorDict, always a new one.
+            This TensorDict if there is nothing to change, otherwise a new one. For a TensorDict, always a new one.
 
         Raises:
             TypeError: an argument is none of these, or given twice.
