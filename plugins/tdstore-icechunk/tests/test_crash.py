@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path as FsPath
 
@@ -18,13 +19,15 @@ import pytest
 from icechunk.store import IcechunkStore as SessionStore
 from tdstore_icechunk.store import IcechunkStore, open_icechunk
 
+from tdstore.errors import StoreNotFoundError
 from tdstore.storekit import files
 from tdstore.testing import CrashTests
 from tdstore.testing import full_disks as kit
-from tdstore.testing.comparing import check_equal
-from tdstore.testing.crash import OLD, WORKS, save_leaves
+from tdstore.testing.comparing import check_equal, check_leaves
+from tdstore.testing.crash import NEW, OLD, WORKS, save_leaves
 from tdstore.testing.processes import warm
 from tdstore.testing.processes.deaths import die_at, in_child, killed_after
+from tdstore.testing.setup import load
 
 LAYOUT = {"chunks": 8, "shards": 32}
 POINTS = [
@@ -53,25 +56,36 @@ class TestCrash(CrashTests):
         stored.parent.mkdir()
         _, new, seconds = self.prepared(work, place, LAYOUT)
         save_leaves(self.made, stored, OLD, **LAYOUT)
-        code = "import sys; sys.path.insert(0, sys.argv[1]); import test_crash; test_crash.kill_all(*sys.argv[2:])"
-        arguments = [str(FsPath(__file__).parent), work, str(stored), str(tmp_path / "dead"), str(seconds)]
-        done = subprocess.run([*warm.python(), "-c", code, *arguments], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        seen: dict[str, int] = {}
-        dead = sorted((tmp_path / "dead").iterdir())
-        for number, folder in enumerate(dead):
-            found = self.outcome(folder / place.name, new)
-            seen[found] = seen.get(found, 0) + 1
+        seen = []
+        for number, dead in enumerate(killed(work, stored, tmp_path / "dead", seconds)):
+            seen.append(self.outcome(dead, new))
             if number % 4 == 0:
-                save_leaves(self.made, folder / place.name, {})
-                check_equal(self.strays(folder / place.name), [], "what a dead writer left when the next one has saved")
-        assert seen.get("old", 0) > 1
+                self.check_tidied(dead)
+        assert seen.count("old") > 1
         assert set(seen) == {"old", "new"}
 
     test_kill_at_random_moments = test_kill_at_system_calls = None  # type: ignore[assignment]  # as above
 
-    # A first save cannot be traced either: it is a fork of a process that has used icechunk.
-    test_kill_a_first_save = None  # type: ignore[assignment]
+    def test_kill_a_first_save(self, place: FsPath, tmp_path: FsPath) -> None:  # type: ignore[override]
+        """Kill a writer that makes a repository where none is: there is none then, or the whole one."""
+        start = time.perf_counter()
+        self.work("save", place, LAYOUT)
+        seconds = time.perf_counter() - start
+        found = 0
+        for number, dead in enumerate(killed("save", tmp_path / "none" / place.name, tmp_path / "dead", seconds)):
+            try:
+                check_leaves(load(self.made, dead, **self.reading), NEW, "a writer that made a repository was killed")
+                found += 1
+            except StoreNotFoundError:
+                pass
+            if number % 4 == 0:
+                self.check_tidied(dead)
+        assert 0 < found < number
+
+    def check_tidied(self, dead: FsPath) -> None:
+        """Save once more, and look for what the dead writer left."""
+        save_leaves(self.made, dead, {})
+        check_equal(self.strays(dead), [], "what a dead writer left when the next one has saved")
 
     def test_nearly_full_disk(  # type: ignore[override]
         self, disk: FsPath, place: FsPath, disk_layout: str, monkeypatch: pytest.MonkeyPatch
@@ -88,15 +102,26 @@ class TestCrash(CrashTests):
         super().test_full_disk_in_place(disk, place, disk_layout)
 
 
+def killed(work: str, stored: FsPath, dead: FsPath, seconds: float) -> list[FsPath]:
+    """Return the places at which writers were killed, by a process that has imported icechunk and not used it."""
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import test_crash; test_crash.kill_all(*sys.argv[2:])"
+    arguments = [str(FsPath(__file__).parent), work, str(stored), str(dead), str(seconds)]
+    done = subprocess.run([*warm.python(), "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [folder / stored.name for folder in sorted(dead.iterdir())]
+
+
 def kill_all(work: str, stored: str, dead: str, seconds: str) -> None:
-    """Kill writers of copies of a repository, each in a folder of its own; the last one of the sweep lives."""
+    """Kill writers, each in a folder of its own with a copy of what is stored; the last one of the sweep lives."""
     os.mkdir(dead)
     chance = random.Random(0)
 
     def writer(name: str) -> Callable[[], None]:
-        folder = FsPath(dead, name)
-        shutil.copytree(stored, folder / FsPath(stored).name)
-        return lambda: TestCrash().work(work, folder / FsPath(stored).name, LAYOUT)
+        place = FsPath(dead, name, FsPath(stored).name)
+        place.parent.mkdir()
+        if os.path.exists(stored):
+            shutil.copytree(stored, place)
+        return lambda: TestCrash().work(work, place, LAYOUT)
 
     for k in range(1, 1000, STEP):
         status = in_child(lambda k=k, do=writer(f"call-{k:03}"): (die_at(POINTS, k), do()))  # type: ignore[misc]
