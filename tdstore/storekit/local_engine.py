@@ -12,7 +12,8 @@ from tdstore.index.ranges import Range, RangeInto
 from tdstore.storekit import files
 from tdstore.storekit.documents import is_plain_key, is_plain_name
 
-LOCK_SECONDS = 30.0
+LOCK_SECONDS = 20.0
+"""For another process to put an object: a commit that is refused is tried once more by `close`."""
 _IOV_MAX = 1024
 """Parts of one `pwritev`."""
 

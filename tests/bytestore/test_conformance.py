@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from tdstore.bytestore import ByteStore
+from tdstore.storekit import local_engine
 from tdstore.testing import StoreTests
 from tests.bytestore.support import BUCKETS, open_local, open_mem
 
@@ -16,6 +17,11 @@ _count = itertools.count()
 class TestLocal(StoreTests):
     open = staticmethod(open_local)
     caps = ByteStore.caps
+
+    @pytest.fixture(autouse=True)
+    def short_waits(self, monkeypatch):
+        """Of a process that was stopped in the middle of putting the manifest."""
+        monkeypatch.setattr(local_engine, "LOCK_SECONDS", 0.5)
 
 
 class TestMemoryInCrumbs(StoreTests):
