@@ -226,6 +226,8 @@ class ByteStore(Store):
         ]
         if self._id and self._manifest()["id"] != self._id:
             raise refusals.overtaken(self.url)
+        if not all(self._fs.exists(f"{self._root}/{key}") for key in self._mine):
+            raise refusals.overtaken(self.url)  # who saved meanwhile has tidied
         self._id = uuid.uuid4().hex
         document = {"id": self._id, "header": header_to_builtins(self._header), "leaves": leaves}
         self._fs.makedirs(self._root, exist_ok=True)

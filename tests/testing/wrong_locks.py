@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sqlite3
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
-from tdstore.errors import StoreBusyError, StoreIOError
+from tdstore.dtypes import to_numpy
+from tdstore.errors import CorruptStoreError, StoreBusyError, StoreIOError
 from tdstore.hookspecs import Backend
 from tdstore.types import Mode
 from tests.testing.wrong_files import SqliteStore, opening
@@ -105,6 +108,57 @@ class LockAfterDiscard(LockingStore):
     discard = SqliteStore.discard
 
 
+class UnlocksInFork(LockingStore):
+    """Releases its lock in any process that closes it."""
+
+    def _let_go(self):
+        if self._lock >= 0:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        super()._let_go()
+
+
+class DiscardsNoRows(SqliteStore):
+    """Forgets what was written, and commits it with the rows that `close` finds later."""
+
+    def discard(self):
+        kept = dict(self._kept)
+        super().discard()
+        self._kept = kept
+
+    def write(self, writes):
+        for w in writes:
+            before = self._leaves.get(w.path)
+            super().write([w])
+            if w.path in self._saved and before is self._saved[w.path]:
+                self._kept[w.path], self._written = self._leaves[w.path], True
+
+
+class SweepsLiving(SqliteStore):
+    """Builds its file beside the place from the beginning, and removes those that others build."""
+
+    def create(self, leaves):
+        super().create(leaves)
+        if self._new and not hasattr(self, "_built"):
+            os.makedirs(folder := os.path.dirname(self.url), exist_ok=True)
+            for entry in os.scandir(folder):
+                if entry.name.endswith(".part"):
+                    os.unlink(entry)
+            self._built, name = tempfile.mkstemp(".part", dir=folder)
+            self._part = name
+
+    def _publish(self, leaves, header):
+        if self._new and not os.path.exists(self._part):
+            raise StoreIOError(f"{self._part} is gone", url=self.url)
+        super()._publish(leaves, header)
+
+    def close(self):
+        if hasattr(self, "_built"):
+            os.close(self.__dict__.pop("_built"))
+            with suppress(FileNotFoundError):
+                os.unlink(self._part)
+        super().close()
+
+
 class RemovesLocked(LockingStore, HookedStore):
     """Its hook `remove` does not ask for the lock."""
 
@@ -133,6 +187,20 @@ class ReplacesLinks(SqliteStore):
         return os.path.abspath(location)
 
 
+# -- readers beside commits -------------------------------------------------------------------
+class DamagedForReaders(SqliteStore):
+    """Says that the file is damaged where another one has committed."""
+
+    def read(self, reads):
+        if not self.writable and os.path.exists(self.url):
+            connection = sqlite3.connect(self.url)
+            (number,) = connection.execute("PRAGMA user_version").fetchone()
+            connection.close()
+            if number != self._number:
+                raise CorruptStoreError(f"{self.url}: a checksum is wrong", url=self.url)
+        return super().read(reads)
+
+
 # -- refused growth --------------------------------------------------------------------------
 class KeepsRefusedLength(SqliteStore):
     """Grows one leaf after the other, and does not take back those before the one that was refused."""
@@ -148,6 +216,21 @@ class KeepsRefusedLength(SqliteStore):
             self._saved[path] = self._leaves[path]
 
 
+class UndoesCommittedRows(SqliteStore):
+    """Takes back a refused `write` of leaves that were as of the last commit, and forgets those that were not."""
+
+    def write(self, writes):
+        before = dict(self._leaves)
+        for w in writes:
+            try:
+                with tempfile.TemporaryFile(dir=os.path.dirname(self.url)) as spilled:
+                    spilled.write(to_numpy(w.value.contiguous()).tobytes())
+            except OSError as error:
+                self._leaves |= {path: leaf for path, leaf in before.items() if self._saved.get(path) is leaf}
+                raise StoreIOError(f"{self.url}: {error}", url=self.url, errno=error.errno) from error
+            super().write([w])
+
+
 def _opener(cls: type[SqliteStore]) -> Any:
     def open_it(location: str, *, mode: Mode = "r") -> SqliteStore:
         return opening(cls, location, mode)
@@ -159,7 +242,8 @@ def _opener(cls: type[SqliteStore]) -> Any:
 
 LOCKS: tuple[type[SqliteStore], ...] = (
     SixtyFourBlocks, SixtyFourBlocksOfACommit, MakesItAnew, MakesItAnewInClose, LockAfterCommit, LockAfterDiscard,
-    RemovesLocked, LosesPermissions, PrivateTemporary, ReplacesLinks, KeepsRefusedLength,
+    UnlocksInFork, DiscardsNoRows, SweepsLiving, RemovesLocked, LosesPermissions, PrivateTemporary,
+    ReplacesLinks, KeepsRefusedLength, DamagedForReaders, UndoesCommittedRows,
 )  # fmt: skip
 OPENERS = {cls.__name__: _opener(cls) for cls in (LockingStore, *LOCKS)}
 remove_RemovesLocked = RemovesLocked.remove  # noqa: N816 - as the hooks of wrong_places.py

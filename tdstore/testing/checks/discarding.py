@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path as FsPath
 
 import pytest
 import torch
@@ -87,6 +88,11 @@ def limited(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def _largest(path: FsPath) -> int:
+    """Return the size of the largest file beside a local place, and in it."""
+    return max((file.stat().st_size for file in path.parent.rglob("*") if file.is_file()), default=0)
 
 
 class DiscardTests(StoreSetup):
@@ -190,6 +196,23 @@ class DiscardTests(StoreSetup):
             store = self.opened(location)
         check_leaves(read_all(store), want, "changed and committed after discard()")
         check_header(store.load_header(), NEW_HEADER)
+        if Cap.PERSISTENT in self.caps and not self.caps & (Cap.VIEW | Cap.CONCURRENT_WRITE):
+            store.close()
+            self._close_after_discard(location)
+
+    def _close_after_discard(self, location: Location) -> None:
+        """Check that rows which `discard` took back are not among those that a later `close` commits."""
+        __tracebackhide__ = True
+        store = self.committed(location)
+        _write(store)
+        store.discard()
+        rows = OLD["g", "b"] + 1
+        store.write([Write(("g", "b"), (), rows)])
+        store.close()
+        found = read_all(self.opened(location))
+        check_leaves(
+            found, {**OLD, ("g", "b"): rows}, "rows of two leaves, discard(), rows of a third one, and close()"
+        )
 
     def test_discard_of_a_new_store(self, location: Location) -> None:
         """Check that `discard` empties a store opened with "w" and never committed; the one before it stays."""
@@ -282,6 +305,15 @@ class DiscardTests(StoreSetup):
         self.needs(Cap.WRITE)
         if Cap.VIEW in self.caps:
             pytest.skip("VIEW: rows go to live memory; test_full_disk_in_place of CrashTests fills a disk")
+        self._refuse_a_write(location, lambda: self.refusing(location))
+        path = local_path(location)
+        if path is not None and type(self).refusing is DiscardTests.refusing:
+            # Later, where a store writes over rows that no commit has.
+            self._refuse_a_write(location, lambda: limited(_largest(path) + (1 << 15)))
+
+    def _refuse_a_write(self, location: Location, refusing: Callable[[], AbstractContextManager[None]]) -> None:
+        """Write four leaves, of which the storage refuses some."""
+        __tracebackhide__ = True
         before = {**OLD, ("big",): torch.zeros_like(BIG)}
         now = {**before, ("c",): sample("bfloat16", (3,), 1)}
         store = self.opened(location, "w")
@@ -290,14 +322,20 @@ class DiscardTests(StoreSetup):
         store.save_header(header_for(before))
         store.write([Write(("c",), (), now["c",])])
         values = {("a",): sample("float32", (6, 4), 1), ("big",): BIG, ("g", "b"): OLD["g", "b"] + 1}
-        twice = [Write(("a",), (), sample("float32", (6, 4), 2))]  # what is undone goes back beyond both
-        with self.refusing(location):
+        # What is undone goes back beyond both writes of a leaf, and to rows that no commit has.
+        twice = [Write(("c",), (), sample("bfloat16", (3,), 3)), Write(("a",), (), sample("float32", (6, 4), 2))]
+        with refusing():
             try:
                 store.write(twice + [Write(path, (), value) for path, value in values.items()])
             except StoreError as error:
-                got = read_all(store)
+                what = f"a write of four leaves that the storage refused ({error})"
+                try:
+                    got = read_all(store)
+                except StoreError as unread:
+                    raise failure(f"{what}: reading raises {error_name(type(unread))}: {unread}") from unread
                 if not same_leaves(got, before):
-                    check_leaves(got, now, f"a write of three leaves that the storage refused ({error})")
+                    check_leaves(got, now, what)
+        store.close()
 
     @pytest.mark.parametrize("end", ["save_header", "close"])
     @pytest.mark.parametrize("mib", REFUSED)
@@ -348,7 +386,7 @@ class DiscardTests(StoreSetup):
         new = {**OLD, ("a",): sample("float32", (6, 4), 1)}
         store = self.made(location, "r+")
         store.write([Write(("a",), (), new[("a",)])])
-        largest = max(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
+        largest = _largest(path)
         what = f"the storage took a write, and lets no file grow over {largest} bytes at {end}()"
         refused: StoreError | None = None
         with limited(largest):

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -158,6 +159,17 @@ class _Commands:
         """Fill a leaf with a number, and commit nothing."""
         (spec,) = self.store.specs([path])
         self.store.write([Write(path, (), torch.full(spec.shape, number, dtype=spec.dtype))])
+
+    def close_in_fork(self) -> int:
+        """Fork, close the store in the forked process, and return how that ended."""
+        pid = os.fork()
+        if not pid:
+            try:
+                with suppress(TDStoreError):
+                    self.store.close()
+            finally:
+                os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def replace(self, number: int) -> str:
         """Save over the store: the same leaves, of one number, and a header of that batch size."""

@@ -21,13 +21,25 @@ from tdstore.testing.comparing import (
     failure,
 )
 from tdstore.testing.samples import sample
-from tdstore.testing.setup import Leaves, Location, StoreSetup, largest_file, local_files, local_path, numbers, read_all
-from tdstore.types import Path, Read
+from tdstore.testing.setup import (
+    Leaves,
+    Location,
+    StoreSetup,
+    header_for,
+    largest_file,
+    local_files,
+    local_path,
+    numbers,
+    read_all,
+)
+from tdstore.types import Path, Read, Write
 
 FLIPS = 8
 """Bytes that are flipped, one after the other, until one of them changes what is read."""
 EDGE = 512
 """Bytes at each end of a file of which some are flipped, one at a time."""
+BEGIN = 64
+"""Bytes at the beginning of a file of which every fourth one is flipped."""
 CUTS = 9
 """How often a third of a file is cut off, until what is read is gone."""
 
@@ -75,6 +87,16 @@ class DamageTests(StoreSetup):
                 f"verify() raises {error_name(type(error))}, and not a Fault for each damaged leaf: {error}"
             ) from error
 
+    def _save_twice(self, location: Location, leaves: Leaves) -> None:
+        """Save other values, and commit these in place: a damaged store could give the earlier commit."""
+        if Cap.WRITE not in self.caps:
+            return self.saved(location, leaves)
+        self.saved(location, {path: ~value for path, value in leaves.items()}, header_for(leaves))
+        with self.opened(location, "r+") as store:
+            store.write([Write(path, (), value) for path, value in leaves.items()])
+            store.save_header(header_for(leaves))
+        return None
+
     def _check_all_faults(self, location: Location, leaves: Leaves) -> None:
         """Flip a byte in the last row of each of several leaves, where these can be found: `verify` names them all."""
         __tracebackhide__ = True
@@ -98,7 +120,7 @@ class DamageTests(StoreSetup):
         self.needs(Cap.PERSISTENT)
         big = sample("uint8", (1 << 9, 1 << 7))
         both = {("big",): big, ("other",): sample("uint8", (1 << 8, 1 << 7), 1)}
-        self.saved(location, both)
+        self._save_twice(location, both)
         with self.opened(location) as store:
             if type(store).verify is Store.verify:
                 pytest.skip("the store keeps no checksums (it does not override verify)")
@@ -107,7 +129,8 @@ class DamageTests(StoreSetup):
         good = file.read_bytes()
         last = good.rfind(row)  # -1 where rows are not stored as they are
         ends = range(0, min(len(good), EDGE), EDGE // 16)  # a header, or a catalogue, is often there
-        places = {*(len(good) * i // 8 for i in range(8)), *ends, *(len(good) - 1 - at for at in ends)}
+        begin = range(0, min(len(good), BEGIN), 4)  # where it may say which commit is the last one
+        places = {*(len(good) * i // 8 for i in range(8)), *begin, *ends, *(len(good) - 1 - at for at in ends)}
         for at in (last, *sorted(places)):
             if at < 0:
                 continue

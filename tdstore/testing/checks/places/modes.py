@@ -11,6 +11,7 @@ import pytest
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import (
     ReadOnlyError,
+    StoreBusyError,
     StoreClosedError,
     StoreError,
     StoreExistsError,
@@ -26,11 +27,13 @@ from tdstore.testing.comparing import (
     check_paths,
     check_same,
     check_unchanged,
+    error_name,
     failure,
     raises,
 )
 from tdstore.testing.samples import sample
 from tdstore.testing.setup import (
+    Leaves,
     Location,
     StoreSetup,
     fill,
@@ -124,6 +127,32 @@ class ModeTests(StoreSetup):
             check_paths(got, NEW, "after mode 'w' and save_header")
             check_leaves(got, NEW, "after mode 'w' and save_header")
             check_header(reader.load_header(), header_for(NEW))
+        self._save_side_by_side(location)
+
+    def _save_side_by_side(self, location: Location) -> None:
+        """Build two stores with "w" at one place: each is committed, unless the second could not begin."""
+        __tracebackhide__ = True
+        what = "two stores are built with mode 'w' at one place, and"
+        with self.made(location, "w") as first:
+            fill(first, NEW)
+            try:
+                with self.made(location, "w", **self.at_once()) as second:
+                    fill(second, OLD)
+                    self._commit_one(first, NEW, f"{what} the first one commits")
+                    check_leaves(read_all(self.opened(location)), NEW, f"{what} the first one has committed")
+                    self._commit_one(second, OLD, f"{what} the second one commits")
+            except StoreBusyError:
+                return  # one writer at a time
+        check_leaves(read_all(self.opened(location)), OLD, f"{what} the second one has committed")
+
+    def _commit_one(self, store: Store, leaves: Leaves, what: str) -> None:
+        __tracebackhide__ = True
+        try:
+            store.save_header(header_for(leaves))
+        except StoreBusyError:
+            raise
+        except StoreError as error:
+            raise failure(f"{what}: {error_name(type(error))}: {error}") from error
 
     def test_w_after_commit(self, location: Location) -> None:
         """Check that a store opened with "w" can be written after `save_header`."""

@@ -11,7 +11,7 @@ from tdstore.errors import StoreBusyError
 from tdstore.io.housekeeping import delete
 from tdstore.store import Cap
 from tdstore.testing.checks.rivals.sharing import OLD, SharingTests
-from tdstore.testing.comparing import check_same, check_unchanged, failure, in_time
+from tdstore.testing.comparing import check_equal, check_same, check_unchanged, failure, in_time
 from tdstore.testing.processes.child import filled_with
 from tdstore.testing.setup import Location, fill, header_for, local_path, numbers
 from tdstore.types import LeafSpec, Read, Write
@@ -43,6 +43,21 @@ class LockTests(SharingTests):
                     f"a writer is open and has no change since {end}(), and another process cannot commit, as it could "
                     f"before the first change: the lock must end with the changes. It says {said}"
                 )
+
+    def test_lock_is_not_the_childs(self, location: Location) -> None:
+        """Check that `close` in a forked child releases no lock of its parent: who was refused is refused still."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        self.saved(location, OLD)
+        child = self.child(location, "r+")
+        child.ask("hold", ("a",), 7.0)
+        if not self._second_refused(location):
+            pytest.skip("a second writer is not refused before the commit")
+        check_equal(child.ask("close_in_fork"), 0, "status of a forked child of a writer that called close()")
+        if not self._second_refused(location):
+            raise failure(
+                "a writer keeps others out, and no more once a forked child of it has called close(): the child "
+                "released the lock of its parent"
+            )
 
     def test_delete_while_written(self, location: Location) -> None:
         """Check that a place which another process writes is not deleted, or wholly: never in part.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from tdstore.errors import StoreBusyError, StoreError, TDStoreError
+from tdstore.errors import CorruptStoreError, StoreBusyError, StoreError, TDStoreError
 from tdstore.header import Group, Header, decode_header
 from tdstore.registry import registry
 from tdstore.store import Cap, Store
@@ -26,12 +26,23 @@ from tdstore.testing.comparing import (
     check_paths,
     check_same,
     difference,
+    error_name,
     failure,
     in_time,
 )
 from tdstore.testing.processes.child import Child, filled_with
 from tdstore.testing.samples import sample
-from tdstore.testing.setup import Leaves, Location, StoreSetup, fill, header_for, import_root, numbers, read_all
+from tdstore.testing.setup import (
+    Leaves,
+    Location,
+    StoreSetup,
+    fill,
+    header_for,
+    import_root,
+    numbers,
+    read_all,
+    same_leaves,
+)
 from tdstore.types import LeafSpec, Mode, Read, Write, path_text
 
 OLD: Leaves = {("a",): numbers(6, 4), ("g", "b"): numbers(5).long(), ("c",): numbers(3)}
@@ -248,6 +259,49 @@ class RivalTests(SharingTests):
             check_paths(store.paths(), new, "opened after the place was replaced")
             for path, value in new.items():
                 check_same(store.read([Read(path)])[0], value, path)
+
+    def test_reader_while_changed(self, location: Location) -> None:
+        """Check that a reader that stays open over commits in place reads one of these commits, or is told of them."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        self.needs_name(location)
+        self.saved(location, OLD)
+        commits = [OLD]
+        with self.opened(location, **self.at_once()) as reader:
+            for turn in range(1, 5):
+                new = {path: value + 100 * turn for path, value in OLD.items()}
+                if turn >= 2:
+                    new[("a",)] = numbers(9, 2, start=turn)
+                try:
+                    with self.made(location, "r+", **self.at_once()) as writer:
+                        if turn == 2:
+                            writer.create({("a",): LeafSpec((9, 2), "float32")})
+                        writer.write([Write(path, (), value) for path, value in new.items()])
+                        writer.save_header(header_for(new))
+                except StoreBusyError:
+                    return  # a reader keeps writers in place out
+                commits.append(new)
+                self._check_committed(reader, commits, f"a reader that stayed open over {turn} commits in place")
+
+    def _check_committed(self, reader: Store, commits: list[Leaves], what: str) -> None:
+        """Check that one `read` gives a commit; leaf by leaf where others see rows at once."""
+        __tracebackhide__ = True
+        try:
+            got = dict(zip(OLD, reader.read([Read(path) for path in OLD]), strict=True))
+        except CorruptStoreError as error:
+            raise failure(
+                f"{what}: nothing is damaged, so no CorruptStoreError is expected, but another StoreError: {error}"
+            ) from error
+        except StoreError as error:
+            check_names(error, reader.url, what)
+            return
+        except Exception as error:
+            raise failure(f"{what}: a StoreError is expected, not {error_name(type(error))}: {error}") from error
+        at_once = bool(self.caps & (Cap.VIEW | Cap.CONCURRENT_WRITE))
+        for found in [{path: value} for path, value in got.items()] if at_once else [got]:
+            if not any(same_leaves(found, {path: one[path] for path in found}) for one in commits):
+                check_leaves(
+                    found, {path: commits[-1][path] for path in found}, f"{what} gives no commit; beside the last one"
+                )
 
     def _check_whole(self, reader: Store, path: Any, old: torch.Tensor, new: torch.Tensor, when: str) -> None:
         __tracebackhide__ = True
