@@ -20,6 +20,7 @@ webdataset are installed by hand, with `pip install --no-deps`, as litdata asks 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import multiprocessing
@@ -117,10 +118,13 @@ def read(pipe: Any, case: Case, batches: int) -> None:
 
 
 def prepare() -> None:
-    """Do what does not count: import obstore, which does not work in a fork of a process that has it."""
-    import obstore.store  # noqa: F401
+    """Do what does not count: imports that a fork does not inherit, and the first collection of what they made."""
+    import obstore.store  # noqa: F401 - it does not work in a fork of a process that has it
 
     torch.set_num_threads(1)
+    torch.nested.nested_tensor([torch.zeros(1)], layout=torch.jagged)  # torch imports sympy for the first one: 0.4 s
+    gc.collect()
+    gc.freeze()
 
 
 def resume(pipe: Any, case: Case, state: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Generic, Protocol, TypeVar
 
@@ -25,6 +25,9 @@ class Task(Protocol):
         """Name the rows, the epoch and the place."""
         ...
 
+
+ALONE = 0.02
+"""Seconds in which nothing is planned beside the first batch. By then it is read, or its requests are under way."""
 
 T = TypeVar("T", bound=Task)
 P = TypeVar("P")
@@ -62,12 +65,14 @@ class ReadAhead(Generic[T, P]):
                 for task, position in self._tasks:
                     yield self._finished(task, None), position
                 return
-            self._fill(self._pool)
+            self._fill(self._pool, 1)
+            wait([future for *_, future in self._waiting], ALONE)
+            self._fill(self._pool, self._prefetch)
             while self._waiting:
                 task, position, future = self._waiting.popleft()
                 batch = self._finished(task, future)
                 del future  # it holds the batch, as long as the caller has the next one
-                self._fill(self._pool)
+                self._fill(self._pool, self._prefetch)
                 yield batch, position
                 del batch
         finally:
@@ -79,8 +84,8 @@ class ReadAhead(Generic[T, P]):
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _fill(self, pool: ThreadPoolExecutor) -> None:
-        while len(self._waiting) < self._prefetch:
+    def _fill(self, pool: ThreadPoolExecutor, batches: int) -> None:
+        while len(self._waiting) < batches:
             found = next(self._tasks, None)
             if found is None:
                 return

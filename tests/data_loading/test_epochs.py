@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tdstore import TensorDict
-from tdstore.data import Epochs
+from tdstore.data import Epochs, reading
 from tdstore.data.blocks import Block, BlockReader
 from tdstore.data.orders import BlockOrder
 from tdstore.data.source import Source
@@ -318,6 +318,37 @@ def test_no_more_batches_are_read_ahead_than_asked() -> None:
     read.clear()
     next(iter(epochs_of(numbered(100), 10, shuffle=False, prefetch=0, transform=note)))
     assert read == [0]
+
+
+def test_the_first_batch_is_read_alone(monkeypatch: Any) -> None:
+    monkeypatch.setattr(reading, "ALONE", 100.0)
+    others = threading.Event()
+    alone: list[bool] = []
+
+    def note(batch: Any) -> Any:
+        if batch["row"][0] == 0:
+            alone.append(not others.wait(0.1))
+        else:
+            others.set()
+        return batch
+
+    assert flat(rows_of(epochs_of(numbered(50), 10, shuffle=False, prefetch=4, transform=note))) == list(range(50))
+    assert alone == [True]
+
+
+def test_a_slow_first_batch_does_not_keep_the_others() -> None:
+    others = threading.Event()
+    kept: list[bool] = []
+
+    def note(batch: Any) -> Any:
+        if batch["row"][0] == 0:
+            kept.append(not others.wait(60))
+        else:
+            others.set()
+        return batch
+
+    assert flat(rows_of(epochs_of(numbered(50), 10, shuffle=False, prefetch=4, transform=note))) == list(range(50))
+    assert kept == [False]
 
 
 # -- windows -------------------------------------------------------------------------------

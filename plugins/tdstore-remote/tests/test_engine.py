@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import obstore.store
 import pytest
 from remotehelp import name
 from tdstore_remote.engines import conditional_puts
@@ -280,6 +281,20 @@ def test_a_bucket_that_cannot_says_so(s3: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 # -- packages that are not there ------------------------------------------------------------
+def test_reading_makes_one_client(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    client = obstore.store.S3Store
+    monkeypatch.setattr(obstore.store, "S3Store", lambda bucket, **kw: made.append(bucket) or client(bucket, **kw))
+    engine = open_engine(f"{s3.url}/{name()}", s3.fsspec_options)
+    with pytest.raises(StoreNotFoundError):
+        engine.get("x")
+    assert len(made) == 1  # a client takes 10 ms of CPU
+    engine.put("x", b"1")
+    engine.put("y", b"2")
+    assert len(made) == 2
+    engine.close()
+
+
 def test_a_missing_package_is_told() -> None:
     pytest.importorskip("fsspec")
     if importlib.util.find_spec("gcsfs"):

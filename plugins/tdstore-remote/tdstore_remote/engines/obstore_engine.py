@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import builtins
+import functools
 import math
 from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from datetime import timedelta
@@ -69,9 +70,8 @@ class ObstoreEngine(Engine):
         self._place = place
         self._patience = Patience(settings)
         self._obstore = load_obstore()
-        self._reader = self._store(target, reading=True)
-        # reqwest counts the time that an upload takes as a stall.
-        self._writer = self._store(target, reading=False)
+        self._target = target
+        self._reader = self._store(reading=True)
         self._whole: dict[str, bytes] = {}
         self._gates: dict[str, asyncio.Lock] = {}
         self._gate = Gate(settings.concurrency, IN_FLIGHT)
@@ -85,8 +85,13 @@ class ObstoreEngine(Engine):
     def __reduce__(self) -> tuple[Any, ...]:
         raise InvalidTypeError("an engine is not pickled: open it again from its URL")
 
-    def _store(self, target: Target, *, reading: bool) -> Any:
-        stores, place, settings = self._obstore.store, self._place, self.settings
+    @functools.cached_property
+    def _writer(self) -> Any:
+        """The client for writes: reqwest counts the time that an upload takes as a stall. Readers need none."""
+        return self._store(reading=False)
+
+    def _store(self, *, reading: bool) -> Any:
+        stores, place, settings, target = self._obstore.store, self._place, self.settings, self._target
         connect = timedelta(seconds=min(10.0, settings.stall))
         client = {"connect_timeout": connect, "timeout": timedelta(days=1), "http1_only": True, **target.client}
         if reading:
