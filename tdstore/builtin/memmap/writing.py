@@ -401,6 +401,8 @@ class LeafWriter:
             parts[id(leaf)] = leaf, block.data
             leaf.sums, leaf.unsynced = None, True
         self._pack.write(list(parts.values()))
+        if self._hold.sync and sum(leaf.nbytes for leaf, _ in parts.values()) >= _LONG:
+            files.start_writeback(self._pack.fd)  # beside the checksums
         for leaf, data in parts.values():
             leaf.sums = sums_of_block(np.frombuffer(data, np.uint8))
         return others
@@ -440,6 +442,8 @@ class LeafWriter:
         try:
             (block,) = byte_blocks(value)
             files.write_at(fd, block.data, 0)
+            if self._hold.sync and leaf.nbytes >= _LONG:
+                files.start_writeback(fd)  # beside the checksums, and beside the leaves that follow
             sums = sums_of_block(block)
             if len(self._hold.files) <= _MAPPED:
                 leaf.probe = map_fd(fd, leaf.shape, leaf.dtype, shared=True, path="/".join(leaf.file))
@@ -473,6 +477,8 @@ class LeafWriter:
             leaf.holes = None
         if ours:
             leaf.sums = summer.sums()
+            if self._hold.sync and leaf.nbytes >= _LONG:
+                files.start_writeback(fd)  # beside the leaves that follow
 
     def _write_rows(self, leaf: LeafFile, rows: slice | Tensor, value: Tensor) -> None:
         fd = self.fd(leaf)

@@ -9,6 +9,8 @@ from pathlib import Path as FsPath
 import pytest
 import torch
 
+from tdstore import TensorDict
+from tdstore.builtin.memmap import writing
 from tdstore.builtin.memmap.store import open_memmap
 from tdstore.builtin.memmap.tensor import scratch_dir
 from tdstore.errors import OptionError, StoreNotFoundError, UnsupportedError
@@ -197,3 +199,32 @@ def test_long_runs_are_written_to_the_file(tmp_path: FsPath, monkeypatch: pytest
             product.backward()
     with open_memmap(str(tmp_path / "d"), verify="full") as store:
         assert torch.equal(store.view(("a",))[100 : 100 + rows], value)
+
+
+@pytest.mark.parametrize("leaves", [2, 40])
+@pytest.mark.parametrize("durable", ["commit", "none"])
+def test_long_leaves_reach_the_storage_while_others_are_written(
+    tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch, durable: str, leaves: int
+) -> None:
+    events: list[str] = []
+    for name in ("write_at", "start_writeback", "fsync"):
+        real = getattr(files, name)
+        monkeypatch.setattr(files, name, lambda *a, n=name, f=real: (events.append(n), f(*a))[1])
+    td = TensorDict({f"a{i}": torch.full((66_000,), i) for i in range(leaves)}, [66_000])
+    td.save(tmp_path / "d", durable=durable).close()
+    each = ["write_at", "start_writeback"] if durable == "commit" else ["write_at"]
+    assert events[: leaves * len(each)] == each * leaves
+    assert TensorDict.load(tmp_path / "d")["a1"].eq(1).all()
+
+
+def test_a_long_pack_reaches_the_storage_while_checksums_are_computed(
+    tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    for module, name in [(files, "start_writeback"), (writing, "sums_of_block")]:
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, n=name, f=real: (events.append(n), f(*a))[1])
+    leaves = {(f"a{i}",): torch.full((40_000,), i) for i in range(2)}
+    save(tmp_path / "d", leaves, durable="commit", pack=1 << 20)
+    assert events[:3] == ["start_writeback", "sums_of_block", "sums_of_block"]
+    assert same(load(tmp_path / "d"), leaves)
