@@ -43,7 +43,7 @@ def location_of(text: str, options: Mapping[str, Any] | None, timeout: float) ->
 
 
 class BucketLocation(Location):
-    """A prefix in a bucket of S3, whose conditional puts keep commits apart."""
+    """A prefix in a bucket of S3, whose conditional puts serialize commits."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self.url = url.rstrip("/")
@@ -81,7 +81,7 @@ class BucketLocation(Location):
         )
 
     def begin(self) -> icechunk.Repository:
-        """Make a repository at the place; without a commit of ours, there is nothing to open."""
+        """Create a repository at the location; without a commit of tdstore, there is nothing to open."""
         with self.engine() as engine:  # there is no branch: remains of a removal, beside which icechunk makes none
             engine.delete(own_keys(engine, self.url))
         with icechunk_errors(self.url, "making"):
@@ -95,7 +95,7 @@ class BucketLocation(Location):
         return None
 
     def give_up(self) -> None:
-        """Remove a repository that this writer made, unless another one has committed to it."""
+        """Remove a repository that this writer created, unless another one has committed to it."""
         if self._new:
             self._new = False
             with self.engine() as engine, suppress(StoreNotFoundError):  # another one removed it
@@ -120,11 +120,11 @@ def own_keys(engine: Engine, url: str) -> list[str]:
 
 
 def remove_objects(engine: Engine, *, only_if_empty: bool = False) -> None:
-    """Remove a repository from a bucket: its branch first, so that nothing opens, and no writer can commit.
+    """Remove a repository from a bucket: its branch first, so that nobody can open it or commit to it.
 
     Args:
-        engine: at the root of the repository.
-        only_if_empty: do nothing where there was a commit.
+        engine: an engine at the root of the repository.
+        only_if_empty: do nothing if there was a commit.
     """
     blob = engine.get(REF)
     if only_if_empty and INITIAL.encode() not in bytes(blob.data):

@@ -47,7 +47,7 @@ def open_icechunk(
         location: a folder, or `s3://bucket/x.icechunk`; `icechunk://` may precede each.
         mode: "r", "r+", "w", "x" or "a", as in `tdstore.Store`. "w" over a repository is its next commit.
         version: the id of a version, with mode "r".
-        verify: "full" compares all chunks with their checksums when it is opened; those that are read always are.
+        verify: "full" compares all chunks with their checksums on opening; chunks that are read are always compared.
         lock_timeout: seconds to wait for a commit of another process in a local folder.
         buffer_bytes: as in `open_zarr`.
         max_bytes: as in `open_zarr`.
@@ -61,7 +61,7 @@ def open_icechunk(
     Raises:
         StoreNotFoundError, StoreExistsError: by the mode; or there is no such version.
         CorruptStoreError: damaged.
-        UnsupportedError: in a process that was forked from one that had imported icechunk.
+        UnsupportedError: this process was forked from one that had imported icechunk.
 
     Example:
         >>> store = open_icechunk("runs/a.icechunk", mode="w", compressors="zstd")  # doctest: +SKIP
@@ -117,7 +117,7 @@ class RepositorySession(Session):
     place: RepositoryPlace
 
     def put_metadata(self, leaf: Leaf) -> None:
-        """Put the metadata of an array, with its present shape."""
+        """Put the metadata of an array, with its current shape."""
         data = leaf.meta.to_json()
         self.document.metadata[leaf.node] = data
         self.engine.put(f"{leaf.node}/{NAME}", msgspec.json.encode(data))
@@ -135,7 +135,7 @@ class RepositorySession(Session):
 
 
 class IcechunkStore(ZarrStore):
-    """Leaves as the arrays of a zarr group in an icechunk repository. Made by `open_icechunk`."""
+    """Store of leaves as the arrays of a zarr group in an icechunk repository. Created by `open_icechunk`."""
 
     caps = ZarrStore.caps | Cap.VERSIONS
     _session: RepositorySession
@@ -165,13 +165,13 @@ class IcechunkStore(ZarrStore):
         return versions_of(place.repo, place.url) if place.published else []
 
     def set_tag(self, name: str, version: str | None) -> None:
-        """Tag a version, as `Store.set_tag` does; writers that are open go on."""
+        """Tag a version, as `Store.set_tag` does; open writers are not affected."""
         with self._guard:
             self._check_writable()
             set_tag(self._saved().repo, self.url, name, version)
 
     def drop_versions(self, versions: Sequence[str], grace: float) -> list[str]:
-        """Drop versions, as `Store.drop_versions` does; writers that are open go on."""
+        """Drop versions, as `Store.drop_versions` does; open writers are not affected."""
         with self._guard:
             self._check_writable()
             place = self._saved()
