@@ -23,8 +23,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 PYTEST_WORKERS ?= 4
 # What to look at when the whole takes longer than it did.
 SLOWEST := --durations=20 --durations-min=10
-# Each process of a tier imports all of its tests first, so here more of them than cores cost more than they give.
+# Each process of a tier imports all of its tests first, so more of them than cores cost more than they give, unless
+# tests wait for other processes.
 QUICK_WORKERS ?= 2
+LOCAL_WORKERS ?= 3
 
 # Bytecode is kept: otherwise each process compiles tdstore, and rewrites the asserts of all tests, for itself.
 unexport PYTHONDONTWRITEBYTECODE
@@ -68,7 +70,7 @@ test-quick: $(STAMP)
 	$(BIN)/python -m pytest -m quick -n $(QUICK_WORKERS) --dist worksteal $(ARGS)
 
 test-local: $(STAMP)
-	$(BIN)/python -m pytest -m local -n $(PYTEST_WORKERS) --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -m local -n $(LOCAL_WORKERS) --dist worksteal $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -24,6 +24,7 @@ class TestLocal(StoreTests):
         monkeypatch.setattr(local_engine, "LOCK_SECONDS", 0.5)
 
 
+@pytest.mark.slow  # another layout: the tiers run the kit once for each backend
 class TestMemoryInCrumbs(StoreTests):
     """A buffer of a few bytes: nearly every write is an object of its own."""
 

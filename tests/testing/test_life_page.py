@@ -107,7 +107,7 @@ def test_the_table_of_sizes_names_all_backends():
 ROW = (4 << 30) + 1000
 
 
-@pytest.mark.parametrize("name", ["memmap", "h5", "zarr", "remote"])
+@pytest.mark.parametrize("name", [pytest.param("memmap", marks=pytest.mark.slow), "h5", "zarr", "remote"])
 def test_a_row_of_more_than_4_gib(name, tmp_path):
     place = f"memory://large-{tmp_path.name}" if name == "remote" else str(tmp_path / "large")
     backend = registry().get(name)

@@ -83,12 +83,14 @@ class TestByteStore(Bytes):
     open = staticmethod(open_bytes)
 
 
+@pytest.mark.slow
 class TestSqliteStore(Files):
     __test__ = True
     open = staticmethod(wrong_files.OPENERS["SqliteStore"])
     backend = wrong_files.BACKENDS["SqliteStore"]
 
 
+@pytest.mark.slow
 class TestHookedStore(Files):
     __test__ = True
     open = staticmethod(wrong_places.OPENERS["HookedStore"])

@@ -56,7 +56,7 @@ class SqliteStore(Store):
         | Cap.DISCARD
     )
     pragmas = "PRAGMA synchronous=FULL"
-    timeout = 5.0
+    timeout = 2.0
 
     def __init__(self, path: str, mode: Mode) -> None:
         self.url, self.writable = path, mode != "r"

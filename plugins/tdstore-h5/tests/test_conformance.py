@@ -24,6 +24,7 @@ class TestH5(StoreTests):
         return f"h5://{tmp_path}/t.h5"
 
 
+@pytest.mark.slow  # another layout: the tiers run the kit once for each backend
 class TestChunkedH5(StoreTests):
     backend = "h5"
     caps = CAPS

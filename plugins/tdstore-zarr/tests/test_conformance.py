@@ -31,6 +31,7 @@ class TestZarr(StoreTests):
         return f"zarr://{tmp_path}/t.zarr"
 
 
+@pytest.mark.slow  # another layout: the tiers run the kit once for each backend
 class TestShardsOfFewRows(ReadTests, WriteTests, MachineTests):
     backend = "zarr"
     caps = CAPS
@@ -67,6 +68,7 @@ class TestOtherCodecs(WriteTests):
         return f"{tmp_path}/t.zarr"
 
 
+@pytest.mark.slow  # another layout: the tiers run the kit once for each backend
 class TestZip(StoreTests):
     """Zip files are written whole: the kit is given them ready made."""
 

@@ -27,6 +27,7 @@ class TestMemmap(StoreTests):
     caps = CAPS
 
 
+@pytest.mark.slow  # another layout: the tiers run the kit once for each backend
 class TestMemmapPreallocatedUnsynced(StoreTests):
     backend = "memmap"
     caps = CAPS
