@@ -126,3 +126,19 @@ def from_numpy(array: np.ndarray[Any, Any], dtype: torch.dtype) -> Tensor:
         array = array.copy()
     tensor = torch.from_numpy(array)
     return tensor.view(dtype) if is_bit_pattern(dtype) else tensor
+
+
+def repair_bools(value: Tensor) -> None:
+    """Make every byte of a bool tensor 0 or 1, in place: operations of torch assume it. Other dtypes are unchanged.
+
+    Args:
+        value: a tensor whose bytes come from a file or a server.
+
+    Example:
+        >>> value = torch.tensor([0, 2, 1], dtype=torch.uint8).view(torch.bool)
+        >>> repair_bools(value)
+        >>> value.view(torch.uint8)
+        tensor([0, 1, 1], dtype=torch.uint8)
+    """
+    if value.dtype is torch.bool and value.numel():
+        value.view(torch.uint8).clamp_(max=1)

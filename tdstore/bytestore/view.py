@@ -14,6 +14,7 @@ from torch import Tensor
 from tdstore.bytestore.manifest import Document
 from tdstore.bytestore.read import Check, Fetcher, Rounds, Want, drive, written_bytes
 from tdstore.bytestore.table import Bytes, Leaf, Table, stored_bytes
+from tdstore.dtypes import repair_bools
 from tdstore.engine import Engine
 from tdstore.errors import CorruptStoreError, StoreError
 from tdstore.header import Header
@@ -393,8 +394,7 @@ class _Job:
             view.record_tip_checked(tips.path)
         for path, whole in self.wholes.items():
             if whole.fetched:
-                if whole.value.dtype is torch.bool:
-                    _repair_bools(whole.value)
+                repair_bools(whole.value)
                 view.cache(path, whole.leaf, whole.value, self._changes)
         return [self._result(target) for target in self._targets]
 
@@ -403,7 +403,7 @@ class _Job:
             return gather(self.wholes[target.path].value, target.index, target.out)
         value = target.value
         assert value is not None
-        _repair_bools(value)
+        repair_bools(value)
         if target.out is None:
             return value
         if value.data_ptr() != target.out.data_ptr() or not target.out.is_contiguous():
@@ -413,8 +413,3 @@ class _Job:
 
 def _memory(value: Tensor) -> memoryview:
     return value.reshape(-1).view(torch.uint8).numpy().data
-
-
-def _repair_bools(value: Tensor) -> None:
-    if value.dtype is torch.bool:
-        value.view(torch.uint8).clamp_(max=1)  # a bool of any other byte breaks torch

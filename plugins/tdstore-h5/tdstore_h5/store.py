@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.dtypes import to_numpy
+from tdstore.dtypes import repair_bools, to_numpy
 from tdstore.errors import (
     CorruptStoreError,
     OptionError,
@@ -348,7 +348,7 @@ class H5Store(CheckedStore[Stored]):
             if row is None:
                 return None
             if row.dtype is torch.bool:
-                row.view(torch.uint8).clamp_(max=1)
+                repair_bools(row)
             found.append(row)
         return found
 
@@ -408,8 +408,8 @@ class H5Store(CheckedStore[Stored]):
             copy.data = to_numpy(result.reshape(-1)).view(np.uint8)
             with session.handle.guard:
                 session.verify_read(r.path, leaf, starts, size, copy)
-        if spec.dtype is torch.bool:
-            result.view(torch.uint8).clamp_(max=1)  # a bool of any other byte breaks torch
+        if spec.dtype is torch.bool:  # asked here: a call for each leaf would count
+            repair_bools(result)
         return result
 
     def _read_otherwise(self, leaf: Leaf, r: Read) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from tdstore.dtypes import repair_bools
 from tdstore.errors import (
     OptionError,
     ReadOnlyError,
@@ -312,9 +313,8 @@ class RedisStore(CheckedStore[Array]):
             session.read(plan)
         for end in ends:
             end()
-        for array, out in zip(arrays, results, strict=True):
-            if array.spec.dtype is torch.bool and out.numel():
-                out.view(torch.uint8).clamp_(max=1)  # a bool of any other byte breaks torch
+        for out in results:
+            repair_bools(out)
         return results
 
     def _write(self, wanted: Sequence[tuple[Array, Write]]) -> None:

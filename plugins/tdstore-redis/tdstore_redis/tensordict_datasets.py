@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.dtypes import NAME_TO_DTYPE
+from tdstore.dtypes import NAME_TO_DTYPE, repair_bools
 from tdstore.errors import (
     CorruptStoreError,
     ReadOnlyError,
@@ -221,8 +221,7 @@ class TensordictStore(CheckedStore[_StoredLeaf]):
         with self._line.errors("reading"):
             self._line.idempotent(lambda wire: self._fetch(wire, work))
         for out, held, rest in plans:
-            if held.dtype is torch.bool and held.numel():
-                held.view(torch.uint8).clamp_(max=1)
+            repair_bools(held)
             if held is not out:
                 gather(held, rest, out)
         return [out for out, _, _ in plans]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.dtypes import from_numpy, numpy_dtype
+from tdstore.dtypes import from_numpy, numpy_dtype, repair_bools
 from tdstore.engine import Engine, parent_and_name
 from tdstore.errors import (
     CorruptStoreError,
@@ -291,8 +291,7 @@ class RemoteH5Store(CheckedStore[Leaf]):
             value = gather(blank, r.index, r.out)
         else:
             value = self._assemble(spec, r, ranges, batch)
-        if spec.dtype is torch.bool:
-            value.view(torch.uint8).clamp_(max=1)  # a bool of any other byte breaks torch
+        repair_bools(value)
         return value
 
     def _assemble(self, spec: LeafSpec, r: Read, ranges: Ints, batch: Batch[str]) -> Tensor:
