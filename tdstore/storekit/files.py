@@ -215,12 +215,12 @@ def read_small(name: str, parent: int, limit: int) -> bytes:
         size = os.fstat(fd).st_size
         if size > limit:
             raise CorruptStoreError(f"{name} has {size} bytes, more than the {limit} that a reader accepts")
-        parts, left = [], size
-        # A byte more is asked for each time: when nothing is left, the file ended.
-        while left and (part := os.read(fd, min(limit, max(left, 0)) + 1)):
+        parts, total = [], 0
+        # More than what is left is asked for: if exactly that comes, the file has ended.
+        while total != size and (part := os.read(fd, max(size - total, 4096) + 1)):
             parts.append(part)
-            left -= len(part)
-            if size - left > limit:
+            total += len(part)
+            if total > limit:
                 raise CorruptStoreError(f"{name} grows beyond {limit} bytes while it is read")
         return b"".join(parts)
     finally:
