@@ -21,7 +21,7 @@ from tdstore import TensorDict
 from tdstore.errors import CorruptStoreError, StateDictError, StoreNotFoundError, TDStoreError
 from tdstore.rl.buffers.writers import Writer
 from tdstore.rl.storages.base import Storage
-from tdstore.rl.storages.checkpoints import planned_load, planned_state
+from tdstore.rl.storages.checkpoints import plan_load, plan_state
 from tdstore.rl.storages.lazy import LazyStorage
 from tdstore.rl.storages.lists import ListStorage
 from tdstore.rl.storages.tabular import is_collection
@@ -32,8 +32,8 @@ _PREFETCH = "prefetch"
 _PICKLES_OF_TORCHRL = "prefetch.pkl"
 """Prefetched batches in a checkpoint of torchrl; they are left where they are."""
 _RNG = "rng_state"
-Put = Callable[[], None]
-"""Takes over what was checked."""
+Action = Callable[[], None]
+"""Makes a part continue from a state that was checked."""
 Batch = tuple[Any, dict[Any, Any], bool]
 """A prefetched batch, what the sampler says about it, and whether it ends a pass."""
 
@@ -71,31 +71,31 @@ def _dump_batches(folder: FilePath, pending: Sequence[Future[Batch]]) -> list[An
         batch, info, ran_out = future.result()
         if not (is_collection(batch) or isinstance(batch, Tensor)):
             return []
-        described = is_collection(info)  # of an ensemble, whose members are told beside each row
+        described = is_collection(info)  # of an ensemble, which names the member of each row
         beside = {"info": info} if described else {}
         TensorDict({"batch": batch, **beside}).save(folder / str(number), mode="w").close()
         infos.append({"info": None if described else encode_value(list(info.items())), "ran_out": ran_out})
     return infos
 
 
-def rows_of_folder(storage: Any, folder: FilePath) -> tuple[int | None, Put]:
+def plan_storage_load(storage: Any, folder: FilePath) -> tuple[int | None, Action]:
     """Check that a storage can take over a folder, and return its room after that and the function that does so.
 
     Storages of other packages, and those with a checkpointer, are not checked first.
     """
     if isinstance(storage, LazyStorage):
-        return planned_load(storage, str(folder))
+        return plan_load(storage, str(folder))
     if isinstance(storage, ListStorage):
-        return storage.capacity, storage._planned_loads(folder)
+        return storage.capacity, storage._plan_loads(folder)
     return getattr(storage, "capacity", None), partial(storage.loads, folder)
 
 
-def position_of_folder(sampler: Any, folder: FilePath) -> Put:
+def plan_sampler_load(sampler: Any, folder: FilePath) -> Action:
     """Test whether a sampler can take over a folder, and return the function that makes it do so."""
     if not folder.exists() and (folder.parent / _PICKLES_OF_TORCHRL).exists() and not sampler.state_dict():
         return _nothing  # a sampler of torchrl without a state writes no folder
     try:
-        return _tried(sampler, partial(sampler.loads, folder))
+        return _plan_by_trial(sampler, partial(sampler.loads, folder))
     except (KeyError, TypeError, AttributeError) as error:
         if isinstance(error, TDStoreError):
             raise
@@ -106,12 +106,12 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-def position_of_state(sampler: Any, state: Any) -> Put:
+def plan_sampler_state(sampler: Any, state: Any) -> Action:
     """Test whether a sampler can take over a state dict, and return the function that makes it do so."""
-    return _tried(sampler, partial(sampler.load_state_dict, state))
+    return _plan_by_trial(sampler, partial(sampler.load_state_dict, state))
 
 
-def _tried(sampler: Any, load: Put) -> Put:
+def _plan_by_trial(sampler: Any, load: Action) -> Action:
     before = sampler.state_dict()
     try:
         load()
@@ -120,7 +120,7 @@ def _tried(sampler: Any, load: Put) -> Put:
         sampler.load_state_dict(before)
 
 
-def cursor_of_folder(writer: Any, folder: FilePath, room: int | None) -> Put:
+def plan_writer_load(writer: Any, folder: FilePath, room: int | None) -> Action:
     """Check that a writer can take over a folder, and return the function that makes it do so."""
     for file in sorted(folder.glob("*.json")):
         _read(file)
@@ -129,24 +129,24 @@ def cursor_of_folder(writer: Any, folder: FilePath, room: int | None) -> Put:
     return partial(writer.loads, folder)
 
 
-def cursor_of_state(writer: Any, state: Any, room: int | None) -> Put:
+def plan_writer_state(writer: Any, state: Any, room: int | None) -> Action:
     """Check that a writer can take over a state dict, and return the function that makes it do so."""
     if isinstance(writer, Writer):
         writer.check_state(state, room)
     return partial(writer.load_state_dict, state)
 
 
-def rows_of_state(storage: Any, state: Any) -> tuple[int | None, Put]:
+def plan_storage_state(storage: Any, state: Any) -> tuple[int | None, Action]:
     """Check that a storage can take over a state dict, and return its room and the function that makes it do so."""
     room = getattr(storage, "capacity", None)
     if isinstance(storage, LazyStorage):
-        return room, planned_state(storage, state)
+        return room, plan_state(storage, state)
     if isinstance(storage, ListStorage):
-        return room, storage._planned_state(state)
+        return room, storage._plan_state(state)
     return room, partial(storage.load_state_dict, state)
 
 
-class Resumed(NamedTuple):
+class BufferState(NamedTuple):
     """What a checkpoint has in addition to rows and positions."""
 
     batch_size: int | None
@@ -154,7 +154,7 @@ class Resumed(NamedTuple):
     pending: list[Future[Batch]]
 
 
-def resumed(folder: FilePath) -> Resumed:
+def read_buffer_state(folder: FilePath) -> BufferState:
     """Read what a checkpoint has in addition to its parts.
 
     Raises:
@@ -175,7 +175,7 @@ def resumed(folder: FilePath) -> Resumed:
         info = found["info"] if one["info"] is None else dict(decode_value(one["info"]))
         future.set_result((found["batch"], info, one["ran_out"]))
         pending.append(future)
-    return Resumed(about["batch_size"], rng, pending)
+    return BufferState(about["batch_size"], rng, pending)
 
 
 def _read(file: FilePath) -> dict[str, Any]:
@@ -282,9 +282,9 @@ class Resumable(ABC):
             KeyError: an entry is missing, or is of another kind.
         """
         with self._lock:
-            self._planned_state(state_dict)()
+            self._plan_state(state_dict)()
 
-    def _planned_state(self, state_dict: Any) -> Put:
+    def _plan_state(self, state_dict: Any) -> Action:
         """Check that the buffer can resume from a state dict, and return the function that does so."""
         names = ("_storage", "_sampler", "_writer")
         missing = [name for name in names if not isinstance(state_dict, Mapping) or name not in state_dict]
@@ -292,11 +292,11 @@ class Resumable(ABC):
             raise StateDictError(f"this is no state dict of a replay buffer: it has no {', '.join(sorted(missing))}")
         name = "_sampler"
         try:
-            position = position_of_state(self._sampler, state_dict[name])
+            position = plan_sampler_state(self._sampler, state_dict[name])
             name = "_storage"
-            room, rows = rows_of_state(self._storage, state_dict[name])
+            room, rows = plan_storage_state(self._storage, state_dict[name])
             name = "_writer"
-            cursor = cursor_of_state(self._writer, state_dict[name], room)
+            cursor = plan_writer_state(self._writer, state_dict[name], room)
         except (KeyError, TypeError, AttributeError) as error:
             if isinstance(error, TDStoreError):
                 raise
@@ -306,15 +306,15 @@ class Resumable(ABC):
         return partial(self._resume, (rows, position, cursor), state_dict.get("_batch_size", self._batch_size), rng)
 
     def _resume(
-        self, puts: Sequence[Put], batch_size: int | None, rng: Tensor | None, pending: Sequence[Future[Any]] = ()
+        self, actions: Sequence[Action], batch_size: int | None, rng: Tensor | None, pending: Sequence[Future[Any]] = ()
     ) -> None:
         """Continue where a state was taken."""
         with self._lock:
             try:
-                for put in puts:
-                    put()
+                for act in actions:
+                    act()
             except BaseException:
-                if isinstance(self._storage, Storage) and not len(self._storage):  # the medium failed amid the rows
+                if isinstance(self._storage, Storage) and not len(self._storage):  # the storage failed amid the rows
                     self.empty()
                 raise
             self._clear_prefetched()
@@ -365,16 +365,16 @@ class Resumable(ABC):
             FileNotFoundError: the folder has no checkpoint of a replay buffer.
         """
         with self._lock:
-            self._planned_loads(path)()
+            self._plan_loads(path)()
 
-    def _planned_loads(self, path: str | os.PathLike[str]) -> Put:
+    def _plan_loads(self, path: str | os.PathLike[str]) -> Action:
         """Check that the buffer can continue from a checkpoint, and return the function that does so."""
         folder = FilePath(path)
-        beside = resumed(folder)
+        beside = read_buffer_state(folder)
         self._check_rng(beside.rng)
-        position = position_of_folder(self._sampler, folder / "sampler")
-        room, rows = rows_of_folder(self._rows_of_checkpoints, folder / "storage")
-        cursor = cursor_of_folder(self._writer, folder / "writer", room)
+        position = plan_sampler_load(self._sampler, folder / "sampler")
+        room, rows = plan_storage_load(self._rows_of_checkpoints, folder / "storage")
+        cursor = plan_writer_load(self._writer, folder / "writer", room)
         return partial(self._resume, (rows, position, cursor), *beside)
 
     @property

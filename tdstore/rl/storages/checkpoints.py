@@ -130,10 +130,10 @@ def _write_metadata(storage: LazyStorage, path: str) -> None:
 
 def load(storage: LazyStorage, path: str) -> None:
     """Take over a checkpoint."""
-    planned_load(storage, path)[1]()
+    plan_load(storage, path)[1]()
 
 
-def planned_load(storage: LazyStorage, path: str) -> tuple[int | None, Callable[[], None]]:
+def plan_load(storage: LazyStorage, path: str) -> tuple[int | None, Callable[[], None]]:
     """Check that a storage can take over a checkpoint; nothing is changed.
 
     Returns:
@@ -462,10 +462,10 @@ def state_of(storage: LazyStorage) -> dict[str, Any]:
 
 def load_state(storage: LazyStorage, state_dict: dict[str, Any]) -> None:
     """Copy the rows of a state dict."""
-    planned_state(storage, state_dict)()
+    plan_state(storage, state_dict)()
 
 
-def planned_state(storage: LazyStorage, state_dict: Mapping[str, Any]) -> Callable[[], None]:
+def plan_state(storage: LazyStorage, state_dict: Mapping[str, Any]) -> Callable[[], None]:
     """Check that a storage can take over a state dict, and return the function that does so; nothing is changed."""
     missing = [name for name in ("_storage", "_len") if name not in state_dict]
     if missing:

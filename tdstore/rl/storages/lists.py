@@ -235,9 +235,9 @@ class ListStorage(Storage):
         Raises:
             RuntimeError: there are more than `max_size`; the storage is unchanged.
         """
-        self._planned_loads(path)()
+        self._plan_loads(path)()
 
-    def _planned_loads(self, path: str | os.PathLike[str]) -> Callable[[], None]:
+    def _plan_loads(self, path: str | os.PathLike[str]) -> Callable[[], None]:
         """Read the objects of a folder, and return the function that takes them over."""
         folder = FilePath(path)
         about = json.loads((folder / _FILE).read_text())
@@ -271,9 +271,9 @@ class ListStorage(Storage):
         Raises:
             RuntimeError: there are more than `max_size`; the storage is unchanged.
         """
-        self._planned_state(state_dict)()
+        self._plan_state(state_dict)()
 
-    def _planned_state(self, state_dict: dict[str, Any]) -> Callable[[], None]:
+    def _plan_state(self, state_dict: dict[str, Any]) -> Callable[[], None]:
         """Copy the objects of a state dict, and return the function that takes them over."""
         self._check_room(len(state_dict["_storage"]), "the state dict")
         items: list[Any] = []

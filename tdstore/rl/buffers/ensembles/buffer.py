@@ -15,14 +15,14 @@ import tdstore
 from tdstore import TensorDict
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, OutOfRangeError
 from tdstore.rl.buffers.buffer import ReplayBuffer
-from tdstore.rl.buffers.checkpoints import METADATA, Put, Resumed, resumed
+from tdstore.rl.buffers.checkpoints import METADATA, Action, BufferState, read_buffer_state
 from tdstore.rl.buffers.ensembles.parts import (
     SamplerEnsemble,
     StorageEnsemble,
     WriterEnsemble,
-    as_many,
-    not_here,
-    numbered,
+    check_members,
+    numbered_folders,
+    write_refusal,
 )
 from tdstore.rl.buffers.parts import collated
 from tdstore.rl.buffers.prioritized import PrioritizedSampler, as_numbers, ranked
@@ -170,7 +170,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
             member = self.members[members]
             return member if rows is None else member[rows]
         if not isinstance(members, (range, list, Tensor)):
-            raise InvalidTypeError(f"members of an ensemble are told by integers, not by {index!r}")
+            raise InvalidTypeError(f"members of an ensemble are indexed by integers, not by {index!r}")
         chosen = [range(len(self))[int(k)] for k in members]
         if rows is not None:
             return collated([self.members[k][rows] for k in chosen])
@@ -214,7 +214,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
     def _planned(self, data: Any) -> Callable[[], TensorDictBase]:  # type: ignore[override]
         if self.routing_key is None and self.routing_dim is None:
-            raise not_here()
+            raise write_refusal()
         ids = self._routes(only_collections(data))
         flat = data.reshape(-1)
         planned = []
@@ -294,25 +294,25 @@ class ReplayBufferEnsemble(ReplayBuffer):
         states = {str(k): member.state_dict() for k, member in enumerate(self.members)}
         return {**states, "_batch_size": self._batch_size, "_rng": rng}
 
-    def _planned_state(self, state_dict: Any) -> Put:
-        as_many(len(self), sorted(name for name in state_dict if name not in ("_batch_size", "_rng")))
-        puts = [member._planned_state(state_dict[str(k)]) for k, member in enumerate(self.members)]
+    def _plan_state(self, state_dict: Any) -> Action:
+        check_members(len(self), sorted(name for name in state_dict if name not in ("_batch_size", "_rng")))
+        actions = [member._plan_state(state_dict[str(k)]) for k, member in enumerate(self.members)]
         rng = state_dict.get("_rng")
         self._check_rng(rng)
-        return partial(self._resume, puts, state_dict.get("_batch_size", self._batch_size), rng)
+        return partial(self._resume, actions, state_dict.get("_batch_size", self._batch_size), rng)
 
     def _parts(self) -> dict[str, Any]:
         return {str(k): member for k, member in enumerate(self.members)}
 
-    def _planned_loads(self, path: str | os.PathLike[str]) -> Put:
+    def _plan_loads(self, path: str | os.PathLike[str]) -> Action:
         folder = FilePath(path)
-        as_many(len(self), numbered(folder))
+        check_members(len(self), numbered_folders(folder))
         # Earlier releases wrote only the checkpoints of the members.
         former = not (folder / METADATA).exists()
-        beside = Resumed(self._batch_size, None, []) if former else resumed(folder)
+        beside = BufferState(self._batch_size, None, []) if former else read_buffer_state(folder)
         self._check_rng(beside.rng)
-        puts = [member._planned_loads(folder / str(k)) for k, member in enumerate(self.members)]
-        return partial(self._resume, puts, *beside)
+        actions = [member._plan_loads(folder / str(k)) for k, member in enumerate(self.members)]
+        return partial(self._resume, actions, *beside)
 
     def flush(self) -> None:
         """Commit the rows of all members."""

@@ -12,13 +12,13 @@ import torch
 
 from tdstore.errors import InvalidArgumentError, InvalidStateError, StateDictError
 from tdstore.rl.buffers.checkpoints import (
-    Put,
-    cursor_of_folder,
-    cursor_of_state,
-    position_of_folder,
-    position_of_state,
-    rows_of_folder,
-    rows_of_state,
+    Action,
+    plan_sampler_load,
+    plan_sampler_state,
+    plan_storage_load,
+    plan_storage_state,
+    plan_writer_load,
+    plan_writer_state,
 )
 from tdstore.rl.buffers.samplers import Info, Sampler
 from tdstore.rl.buffers.writers import Writer
@@ -60,9 +60,9 @@ class Ensemble(ABC):
         Raises:
             KeyError: it is of a different number of members.
         """
-        as_many(len(self), sorted(state_dict))
-        for put in [self._of_state(part, state_dict[str(k)]) for k, part in enumerate(self._parts)]:
-            put()
+        check_members(len(self), sorted(state_dict))
+        for act in [self._plan_part_state(part, state_dict[str(k)]) for k, part in enumerate(self._parts)]:
+            act()
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Write the part of each member into a folder of its number."""
@@ -75,16 +75,16 @@ class Ensemble(ABC):
         Raises:
             KeyError: the number of folders differs.
         """
-        as_many(len(self), numbered(FilePath(path)))
-        for put in [self._of_folder(part, FilePath(path) / str(k)) for k, part in enumerate(self._parts)]:
-            put()
+        check_members(len(self), numbered_folders(FilePath(path)))
+        for act in [self._plan_part_load(part, FilePath(path) / str(k)) for k, part in enumerate(self._parts)]:
+            act()
 
     @abstractmethod
-    def _of_state(self, part: Any, state: Any) -> Put:
+    def _plan_part_state(self, part: Any, state: Any) -> Action:
         """Check the state of a part, and return the function that makes the part resume."""
 
     @abstractmethod
-    def _of_folder(self, part: Any, folder: FilePath) -> Put:
+    def _plan_part_load(self, part: Any, folder: FilePath) -> Action:
         """Check the folder of a part, and return the function that makes the part take it over."""
 
     def __repr__(self) -> str:
@@ -149,13 +149,13 @@ class StorageEnsemble(Ensemble):
         Raises:
             RuntimeError: always.
         """
-        raise not_here()
+        raise write_refusal()
 
-    def _of_state(self, part: Any, state: Any) -> Put:
-        return rows_of_state(part, state)[1]
+    def _plan_part_state(self, part: Any, state: Any) -> Action:
+        return plan_storage_state(part, state)[1]
 
-    def _of_folder(self, part: Any, folder: FilePath) -> Put:
-        return rows_of_folder(part, folder)[1]
+    def _plan_part_load(self, part: Any, folder: FilePath) -> Action:
+        return plan_storage_load(part, folder)[1]
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Call `register_save_hook(hook)` of each storage."""
@@ -192,7 +192,7 @@ class WriterEnsemble(Ensemble, Writer):
         Raises:
             RuntimeError: always.
         """
-        raise not_here()
+        raise write_refusal()
 
     def extend(self, data: Any) -> NoReturn:
         """Refuse to write.
@@ -200,18 +200,18 @@ class WriterEnsemble(Ensemble, Writer):
         Raises:
             RuntimeError: always.
         """
-        raise not_here()
+        raise write_refusal()
 
     @property
     def write_count(self) -> int:
         """Rows that were ever written by all members."""
         return sum(int(one.write_count) for one in self._parts)
 
-    def _of_state(self, part: Any, state: Any) -> Put:
-        return cursor_of_state(part, state, getattr(part.storage, "capacity", None))
+    def _plan_part_state(self, part: Any, state: Any) -> Action:
+        return plan_writer_state(part, state, getattr(part.storage, "capacity", None))
 
-    def _of_folder(self, part: Any, folder: FilePath) -> Put:
-        return cursor_of_folder(part, folder, getattr(part.storage, "capacity", None))
+    def _plan_part_load(self, part: Any, folder: FilePath) -> Action:
+        return plan_writer_load(part, folder, getattr(part.storage, "capacity", None))
 
 
 class SamplerEnsemble(Ensemble, Sampler):
@@ -302,11 +302,11 @@ class SamplerEnsemble(Ensemble, Sampler):
         """
         raise InvalidStateError("the members of a ReplayBufferEnsemble are sampled through it")
 
-    def _of_state(self, part: Any, state: Any) -> Put:
-        return position_of_state(part, state)
+    def _plan_part_state(self, part: Any, state: Any) -> Action:
+        return plan_sampler_state(part, state)
 
-    def _of_folder(self, part: Any, folder: FilePath) -> Put:
-        return position_of_folder(part, folder)
+    def _plan_part_load(self, part: Any, folder: FilePath) -> Action:
+        return plan_sampler_load(part, folder)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Draw from that generator from now on, and make all members do so."""
@@ -318,18 +318,18 @@ class SamplerEnsemble(Ensemble, Sampler):
                 one._rng = generator
 
 
-def numbered(folder: FilePath) -> list[str]:
+def numbered_folders(folder: FilePath) -> list[str]:
     """Return the folders in a folder whose names are numbers."""
     return sorted(found.name for found in folder.iterdir() if found.is_dir() and found.name.isdigit())
 
 
-def as_many(members: int, found: list[str]) -> None:
+def check_members(members: int, found: list[str]) -> None:
     """Raise StateDictError unless there is one for each member."""
     if found != sorted(map(str, range(members))):
         raise StateDictError(f"this ensemble has {members} members, and there are {', '.join(found)}")
 
 
-def not_here() -> InvalidStateError:
+def write_refusal() -> InvalidStateError:
     """Return the error of a write to an ensemble as a whole."""
     return InvalidStateError(
         "rows of an ensemble are written through its members, ensemble[0].extend(...), or with routing_key= or "
