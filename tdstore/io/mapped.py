@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tdstore.builtin.memmap.tensor import MappedFile, MemoryMappedTensor
-from tdstore.builtin.memmap.tensor import copied as copied
+from tdstore.builtin.memmap.tensor import copy_to_pickle as copy_to_pickle
 from tdstore.store import Cap, Store
 from tdstore.storekit.pages import drop_whole_pages
 from tdstore.types import Path, StoreIndex
@@ -41,7 +41,7 @@ def sent(leaf: Tensor) -> Tensor:
     record: MappedFile | None = getattr(leaf.untyped_storage(), "tdstore_file", None)
     if record is None:
         return leaf
-    return copied(leaf) if record.name is None else leaf.as_subclass(MemoryMappedTensor)
+    return copy_to_pickle(leaf) if record.name is None else leaf.as_subclass(MemoryMappedTensor)
 
 
 def seen_by_others(leaf: Tensor) -> bool:

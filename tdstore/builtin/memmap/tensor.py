@@ -414,7 +414,7 @@ class MemoryMappedTensor(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self._filename is None or self.is_conj() or self.is_neg():
-            return copied(torch.Tensor(self.detach())).__reduce_ex__(protocol)
+            return copy_to_pickle(torch.Tensor(self.detach())).__reduce_ex__(protocol)
         file = self._file
         if file.lease is not None and (lease := file.lease()) is not None:
             lease.escape()
@@ -442,12 +442,10 @@ class CopiedLeaf(Tensor):
 
 def from_copy(dtype: torch.dtype, shape: tuple[int, ...], data: bytes) -> Tensor:
     """Rebuild a `CopiedLeaf`, in memory of its own."""
-    made = torch.empty(shape, dtype=dtype)
-    ctypes.memmove(made.data_ptr(), data, min(made.nbytes, len(data)))
-    return made
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
 
 
-def copied(leaf: Tensor) -> Tensor:
+def copy_to_pickle(leaf: Tensor) -> Tensor:
     """Return a copy of a leaf, to be pickled.
 
     For a process that starts it is pickled as its bytes. torch would give the process a file descriptor, which ends

@@ -205,7 +205,7 @@ class SavingMixin(Container):
             kwargs["trust"] = True
         td = open_container(location if location is not None else prefix, storage=storage, mode=mode, **kwargs)
         if isinstance(td, NonTensor):  # saved by itself; values have no device
-            return td if out is None else out._become(a_container(td))
+            return td if out is None else out._become(require_container(td))
         if device is not None and torch.device(device).type == "meta":
             if jagged := [key for node, key in td._leaf_places() if node._leaf_layout(key) is torch.jagged]:
                 raise UnsupportedError(
@@ -226,7 +226,7 @@ class SavingMixin(Container):
             InvalidTypeError: the dataset is a value by itself.
         """
         anywhere, locked = self._device is None, self.is_locked
-        found = a_container(self.load(prefix, *args, **kwargs))
+        found = require_container(self.load(prefix, *args, **kwargs))
         if locked and {*self.keys(True)} != {*found.keys(True)}:
             raise LockedError("cannot load a dataset with other keys: the TensorDict is locked")
         td = self._become(found)
@@ -464,7 +464,7 @@ class SavingMixin(Container):
         raise NotImplementedError
 
 
-def a_container(found: Any) -> TensorDictBase:
+def require_container(found: Any) -> TensorDictBase:
     """Return what was loaded; raise `InvalidTypeError` if it is a value by itself, which no TensorDict can replace."""
     if isinstance(found, NonTensor):
         raise InvalidTypeError(

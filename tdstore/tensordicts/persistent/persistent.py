@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.locks import LOCKED, MAPPED
-from tdstore.container.persistence.saving import a_container, unlocked
+from tdstore.container.persistence.saving import require_container, unlocked
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.convert.opened import place_of_group
@@ -111,7 +111,7 @@ class PersistentTensorDict(StoredWrites):
         Raises:
             UnsupportedError: a window cannot take entries of another batch size.
         """
-        source = a_container(self.load(prefix, *args, **kwargs))
+        source = require_container(self.load(prefix, *args, **kwargs))
         place = (source._handle, source._path) if isinstance(source, PersistentTensorDict) else source._place()
         if place is not None and (place[0].store.url, place[1]) == (self._handle.store.url, self._path):
             return self

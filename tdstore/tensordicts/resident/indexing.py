@@ -451,7 +451,10 @@ def _basic_shape(terms: tuple[Any, ...], batch: torch.Size) -> tuple[tuple[Any, 
 
 
 def _starts_later(index: Any) -> bool:
-    """Check whether a slice leaves out the first rows: such views of mapped or shared data are not locked."""
+    """Check whether a slice leaves out the first rows.
+
+    Such views of mapped or shared data are not locked, as in the `tensordict` package: callers add entries to them.
+    """
     terms = index if type(index) is tuple else (index,)
     return any(type(term) is slice and term.start not in (None, 0) for term in terms)
 

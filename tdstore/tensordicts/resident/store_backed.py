@@ -35,7 +35,7 @@ from tdstore.errors import (
 from tdstore.header import Group
 from tdstore.index.selection import gather
 from tdstore.index.tracing import mapped, traced
-from tdstore.io.mapped import copied, seen_by_others, sent
+from tdstore.io.mapped import copy_to_pickle, seen_by_others, sent
 from tdstore.keys import key_text, unravel
 from tdstore.pickling import rebuild
 from tdstore.storekit.pages import HOLES, reserve
@@ -509,7 +509,7 @@ class BindingMixin(LeafwiseTree):
         if alone and self._binding is None and self._state & SHARED:
             data = {key: _alone(leaf) for key, leaf in data.items()}
         if self._binding is not None:  # else all of the memory that they are views of would go with each
-            data = {key: copied(leaf) if isinstance(leaf, Tensor) else leaf for key, leaf in data.items()}
+            data = {key: copy_to_pickle(leaf) if isinstance(leaf, Tensor) else leaf for key, leaf in data.items()}
         else:
             data = {key: sent(leaf) if is_batched(leaf) else leaf for key, leaf in data.items()}
         parts = (data, self._batch_size, self._device, self._names, self.is_locked)
