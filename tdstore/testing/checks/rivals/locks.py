@@ -1,4 +1,4 @@
-"""The kit's tests of locks: who removes a place heeds them, and they last as long as the changes that need them."""
+"""The kit's tests of locks: a deletion respects them, and they last as long as the changes that need them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LockTests(SharingTests):
                 )
 
     def test_lock_is_not_the_childs(self, location: Location) -> None:
-        """Check that `close` in a forked child releases no lock of its parent: who was refused is refused still."""
+        """Check that `close` in a forked child releases no lock of its parent: others are still refused."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         self.saved(location, OLD)
         child = self.child(location, "r+")
@@ -55,8 +55,8 @@ class LockTests(SharingTests):
         check_equal(child.ask("close_in_fork"), 0, "status of a forked child of a writer that called close()")
         if not self._second_refused(location):
             raise failure(
-                "a writer keeps others out, and no more once a forked child of it has called close(): the child "
-                "released the lock of its parent"
+                "a writer no longer keeps others out after its forked child has called close(): the child released the "
+                "lock of its parent"
             )
 
     def test_delete_while_written(self, location: Location) -> None:
@@ -90,7 +90,9 @@ class LockTests(SharingTests):
                 )
             with suppress(AssertionError):  # its rows were of a dataset that is gone
                 child.ask("close")
-            check_unchanged(before, self.fingerprint(location), "deleted while a process wrote, which makes it anew")
+            check_unchanged(
+                before, self.fingerprint(location), "deleted while a process wrote, and created again by it"
+            )
 
     def _second_refused(self, location: Location) -> str:
         """Return what a second writer is told at its first change."""
