@@ -188,7 +188,7 @@ def main() -> None:
     modules = [name for name in LIBRARIES if name not in MISSING]
     modules += [also for name in modules for also in MODULES.get(name, [])]
     # Imported once: what is measured does not import.
-    context.set_forkserver_preload(["_loaders", "memory", "s3fs", "boto3", *modules, "_settled"])
+    context.set_forkserver_preload(["_loaders", "memory", "s3fs", "boto3", *modules, "_preload"])
     with ExitStack() as stack:
         found: dict[Case, list[Figures]] = {}
         for corpus in (_loaders.frames, _loaders.text):
