@@ -1,8 +1,14 @@
-"""What the suite of benchmarks says of two runs. The benchmarks are not run: figures depend on the machine."""
+"""What the suite of benchmarks says of two runs, and that the one for a GPU runs without one, on tiny data.
+
+The others are not run: figures depend on the machine.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,3 +54,29 @@ def test_a_row_that_became_slower_is_named(suite: ModuleType, capsys: pytest.Cap
 
 def test_each_script_of_the_suite_is_there(suite: ModuleType) -> None:
     assert [name for name in suite.SCRIPTS if not (FOLDER / f"{name}.py").is_file()] == []
+
+
+def test_the_calls_for_a_gpu_run_on_tiny_data(tmp_path: Path) -> None:
+    """So that the minutes on a GPU machine are not spent on a blunder in the script."""
+    command = [sys.executable, FOLDER / "gpu.py", "--cpu", "--alone", "--json", tmp_path / "gpu.json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert {row["group"] for row in rows} == {
+        "link",
+        "to",
+        "batches",
+        "index",
+        "write",
+        "ops",
+        "stored",
+        "blocks",
+        "save",
+    }
+    errors = {
+        (row["group"], row["name"], candidate): figures["error"]
+        for row in rows
+        for candidate, figures in row["candidates"].items()
+        if "error" in figures
+    }
+    assert errors == {}

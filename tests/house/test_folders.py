@@ -11,7 +11,6 @@ from tests.house.sources import PACKAGE, ROOT, core, name_of, none
 TESTS = ROOT / "tests"
 # Folders whose tests are in a suite with another name; most of these are tested on every container at once.
 ELSEWHERE = {
-    "container/core": "surface",
     "container/methods": "surface",
     "convert/checkpoints": "convert",
     "convert/objects": "convert",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import CONSOLIDATED, SOURCE_LOCKED
+from tdstore.container.core.staging import move
 from tdstore.container.core.tensorclasses import Typed, maker_of, resolve_class, unwrap
 from tdstore.container.entries.nested_tensors import ragged_dim
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
@@ -158,7 +159,7 @@ def consolidated_faults(td: Any) -> list[Fault]:
 
 def moved(td: Any, device: torch.device, non_blocking: bool) -> TensorDict:
     """Move a consolidated container to another device by moving its one buffer."""
-    made = unpacked(packed(td), buffer_of(td).to(device, non_blocking=non_blocking))
+    made = unpacked(packed(td), move([buffer_of(td)], device, non_blocking=non_blocking)[0])
     made._set_device(device)
     made._state |= td._state & SOURCE_LOCKED
     return made.lock_() if td.is_locked else made

@@ -13,6 +13,7 @@ from torch import Tensor
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import ALIAS, LOCKED
 from tdstore.container.core.one_buffer import is_one_buffer, moved
+from tdstore.container.core.staging import move
 from tdstore.container.core.tensor_attrs import FIELDS, TensorAttrs, asked, converted, described, recorded
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.errors import BatchSizeError, InvalidStateError, InvalidTypeError, UnsupportedError
@@ -145,8 +146,8 @@ class PlacingMixin(Container):
             return moved(self, device, non_blocking)
 
         def convert(leaves: list[Tensor]) -> list[Tensor]:
-            if dtype is None:
-                return [t if t.device == device else t.to(device, non_blocking=non_blocking) for t in leaves]
+            if dtype is None and device is not None:
+                return move(leaves, device, non_blocking=non_blocking)
             return [t.to(device=device or t.device, dtype=dtype or t.dtype, non_blocking=non_blocking) for t in leaves]
 
         made: Self = self._resident()._foreach(convert)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -39,6 +40,7 @@ from tdstore.ops.block_reductions import Reduction, State
 from tdstore.ops.reduce import Over, common_dtype
 from tdstore.store import Cap
 from tdstore.storekit.pages import HOLES, reserve
+from tdstore.tensordicts.persistent.device_reads import to_cuda
 from tdstore.tensordicts.persistent.window import WindowTree
 from tdstore.types import LeafSpec, Names, Path, Read, path_text
 
@@ -192,9 +194,14 @@ class StoredTree(WindowTree):
         return drive(self._leaf_rounds(wanted, outs), self._handle.store)
 
     def _leaf_rounds(
-        self, wanted: Sequence[tuple[Path, Selection]], outs: Sequence[Tensor] | None = None
+        self, wanted: Sequence[tuple[Path, Selection]], outs: Sequence[Tensor] | None = None, *, staged: bool = True
     ) -> Rounds[list[Tensor]]:
-        """Return the read of leaves, in one round."""
+        """Return the read of leaves: in one round, or of many bytes to a CUDA device in one for each block."""
+        if staged and outs is None and self._device is not None and self._device.type == "cuda":
+            for path, sel in wanted:
+                sel.check_there(self._handle.specs[path].shape)
+            rest = partial(self._leaf_rounds, staged=False)
+            return (yield from to_cuda(self._handle, wanted, self._device, rest))
         parts = Cap.PARTIAL_READ in self._handle.store.caps
         plans: dict[int, tuple[ReadPlan, bool]] = {}
         reads = []

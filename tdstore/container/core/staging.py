@@ -1,0 +1,254 @@
+"""Copies to a CUDA device in blocks: each goes through one of a few reused pinned buffers, beside the next read.
+
+A copy from pageable memory is made by the driver, by one thread, through a buffer of its own, and the caller waits for
+it. From pinned memory the device copies by itself: while it copies one block, the CPU reads the next one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tdstore.index.tracing import traced
+from tdstore.io.blocks import padded
+
+BLOCK_BYTES = 32 << 20
+BUFFERS = 2
+"""Blocks that are in pinned memory at a time: a copy takes `BUFFERS * BLOCK_BYTES` of it, 64 MiB."""
+STAGED_BYTES = 1 << 20
+"""Leaves of fewer bytes are copied by torch: a block costs more calls than its pinned memory saves."""
+
+
+class Copied(Protocol):
+    """A point behind the copies that a lane was given."""
+
+    def synchronize(self) -> None:
+        """Wait until all of them have ended."""
+
+
+class Lane(Protocol):
+    """What a staged copy needs of a device."""
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """Allocate pinned memory, as bytes."""
+
+    def target(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Allocate a tensor of the device."""
+
+    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Copied:
+        """Begin to copy each second tensor into the first one, and return without waiting for it."""
+
+    def join(self, targets: Sequence[Tensor]) -> None:
+        """Make what the caller does next on the device, or all of it, wait for the copies."""
+
+
+class Staging:
+    """Reused pinned buffers, each for one block at a time.
+
+    A buffer is used again only after its last copy has ended. As a context manager, it joins the copies at the end,
+    also after an error: memory of their targets may be freed then.
+
+    Args:
+        lane: the device.
+        nbytes: the bytes of all blocks together, if they are fewer than the buffers have.
+        block_bytes: the bytes of a buffer. A larger block gets a larger one.
+        buffers: the number of buffers.
+    """
+
+    def __init__(
+        self, lane: Lane, nbytes: int | None = None, block_bytes: int = BLOCK_BYTES, buffers: int = BUFFERS
+    ) -> None:
+        self._lane = lane
+        self._block_bytes = block_bytes if nbytes is None else min(block_bytes, nbytes)
+        self._buffers: list[Tensor | None] = [None] * buffers
+        self._copied: list[Copied | None] = [None] * buffers
+        self._at = 0
+        self._targets: list[Tensor] = []
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lane.join(self._targets)
+        self._buffers = []
+
+    def target(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Allocate a tensor of the device, into which blocks are sent."""
+        made = self._lane.target(shape, dtype)
+        self._targets.append(made)
+        return made
+
+    def block(self, parts: Sequence[tuple[Sequence[int], torch.dtype]]) -> list[Tensor]:
+        """Return pinned tensors of these shapes and dtypes, in the next buffer, once its last copy has ended."""
+        shapes = [torch.Size(shape) for shape, _ in parts]
+        sizes = [shape.numel() * dtype.itemsize for shape, (_, dtype) in zip(shapes, parts, strict=True)]
+        needed = sum(map(padded, sizes))
+        if (copied := self._copied[self._at]) is not None:
+            copied.synchronize()
+            self._copied[self._at] = None
+        buffer = self._buffers[self._at]
+        if buffer is None or buffer.nbytes < needed:
+            self._buffers[self._at] = None  # freed before the larger one is allocated
+            buffer = self._buffers[self._at] = self._lane.pinned(max(needed, self._block_bytes))
+        found, start = [], 0
+        for shape, (_, dtype), size in zip(shapes, parts, sizes, strict=True):
+            found.append(buffer[start : start + size].view(dtype).view(shape))
+            start += padded(size)
+        return found
+
+    def send(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Begin to copy the tensors of the last block, each into a target or a part of one."""
+        self._copied[self._at] = self._lane.copy(pairs)
+        self._at = (self._at + 1) % len(self._buffers)
+
+
+class CudaLane:
+    """Copies on a stream of their own, which is shared by all copies to a device.
+
+    Args:
+        device: a CUDA device with its index.
+        non_blocking: whether `join` returns before the copies have ended: the current stream waits for them. The copies
+            then do not wait for what the current stream has to do, either.
+    """
+
+    def __init__(self, device: torch.device, *, non_blocking: bool) -> None:
+        self._device, self._non_blocking = device, non_blocking
+        self._current = torch.cuda.current_stream(device)
+        self._stream = _stream(device)
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """Allocate pinned memory, as bytes. torch keeps it for later copies when it is freed."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def target(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Allocate a tensor of the device."""
+        if not self._non_blocking:
+            return torch.empty(tuple(shape), dtype=dtype, device=self._device)
+        with torch.cuda.stream(self._stream):
+            return torch.empty(tuple(shape), dtype=dtype, device=self._device)
+
+    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> torch.cuda.Event:
+        """Begin to copy each second tensor into the first one, and return without waiting for it."""
+        copied = torch.cuda.Event(blocking=True)  # the CPU has other work than to poll
+        if not self._non_blocking:
+            # Targets are allocated for the current stream: kernels that run may still use their memory.
+            self._stream.wait_stream(self._current)
+        with torch.cuda.stream(self._stream):
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+            copied.record(self._stream)
+        return copied
+
+    def join(self, targets: Sequence[Tensor]) -> None:
+        """Make the current stream wait for the copies, and the CPU too unless the copy is `non_blocking`."""
+        self._current.wait_stream(self._stream)
+        if not self._non_blocking:
+            self._stream.synchronize()
+            return
+        for target in targets:
+            target.record_stream(self._current)
+
+
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+_lock = threading.Lock()
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    with _lock:
+        if device not in _streams:
+            _streams[device] = torch.cuda.Stream(device)
+        return _streams[device]
+
+
+def cuda_lane(device: torch.device, *, non_blocking: bool) -> CudaLane | None:
+    """Return the lane to a device; None where copies cannot be staged: other devices, and the capture of a graph.
+
+    Args:
+        device: the target.
+        non_blocking: as of `CudaLane`.
+    """
+    if device.type != "cuda" or traced() or torch.cuda.is_current_stream_capturing():
+        return None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return CudaLane(torch.device("cuda", index), non_blocking=non_blocking)
+
+
+# -- tensors in memory ---------------------------------------------------------------------
+def move(leaves: Sequence[Tensor], device: torch.device, *, non_blocking: bool = False) -> list[Tensor]:
+    """Copy tensors to a device: large ones of pageable memory in blocks, the others as `Tensor.to` does.
+
+    Args:
+        leaves: any tensors. Those of the device are returned as they are.
+        device: the target.
+        non_blocking: whether to return before the copies have ended; what the current stream does next waits for them.
+    """
+    staged = [at for at, leaf in enumerate(leaves) if is_staged(leaf)] if device.type == "cuda" else []
+    lane = cuda_lane(device, non_blocking=non_blocking) if staged else None
+    if lane is None:
+        return [leaf if leaf.device == device else leaf.to(device, non_blocking=non_blocking) for leaf in leaves]
+    moved = dict(zip(staged, move_in_blocks([leaves[at] for at in staged], lane), strict=True))
+    return [
+        moved[at] if at in moved else leaf if leaf.device == device else leaf.to(device, non_blocking=non_blocking)
+        for at, leaf in enumerate(leaves)
+    ]
+
+
+def is_staged(leaf: Tensor) -> bool:
+    """Return whether a copy of a tensor to a CUDA device goes through pinned buffers."""
+    return (
+        leaf.device.type == "cpu"
+        and leaf.layout is torch.strided
+        and not leaf.is_nested
+        and leaf.nbytes >= STAGED_BYTES
+        and not (leaf.requires_grad and torch.is_grad_enabled())
+        and leaf.is_contiguous()
+        and not (leaf.is_conj() or leaf.is_neg())
+        and not leaf.is_pinned()
+    )
+
+
+def move_in_blocks(
+    leaves: Sequence[Tensor], lane: Lane, *, block_bytes: int = BLOCK_BYTES, buffers: int = BUFFERS
+) -> list[Tensor]:
+    """Copy contiguous tensors of the CPU to a device, in blocks that may begin and end within a tensor.
+
+    Args:
+        leaves: the tensors.
+        lane: the device.
+        block_bytes: the bytes of a block.
+        buffers: the number of pinned buffers.
+    """
+    with Staging(lane, sum(padded(leaf.nbytes) for leaf in leaves), block_bytes, buffers) as staging:
+        made = [staging.target(leaf.shape, leaf.dtype) for leaf in leaves]
+        sources, targets = map(_bytes_of, leaves), map(_bytes_of, made)
+        for block in _blocks(list(zip(targets, sources, strict=True)), block_bytes):
+            room = staging.block([(source.shape, torch.uint8) for _, source in block])
+            for buffer, (_, source) in zip(room, block, strict=True):
+                buffer.copy_(source)
+            staging.send([(target, buffer) for buffer, (target, _) in zip(room, block, strict=True)])
+    return made
+
+
+def _bytes_of(leaf: Tensor) -> Tensor:
+    return leaf.detach().as_subclass(Tensor).reshape(-1).view(torch.uint8)
+
+
+def _blocks(pairs: Iterable[tuple[Tensor, Tensor]], block_bytes: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Yield lists of parts of pairs of flat tensors, each of up to `block_bytes` with padding."""
+    block: list[tuple[Tensor, Tensor]] = []
+    filled = 0
+    for target, source in pairs:
+        cuts = [*range(0, source.nbytes, block_bytes), source.nbytes]
+        for start, stop in pairwise(cuts):
+            if block and filled + padded(stop - start) > block_bytes:
+                yield block
+                block, filled = [], 0
+            block.append((target[start:stop], source[start:stop]))
+            filled += padded(stop - start)
+    if block:
+        yield block

@@ -1,0 +1,271 @@
+"""Copies through reused pinned buffers: the order of events without a GPU, and the same data on one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tdstore import PersistentTensorDict, TensorDict
+from tdstore.container.core import staging
+from tdstore.container.core.staging import Staging, is_staged, move, move_in_blocks
+from tdstore.container.varlen.rounds import drive
+from tdstore.tensordicts.persistent import device_reads
+from tdstore.tensordicts.persistent.device_reads import DeviceReads
+from tests.container.core.lanes import LateLane
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
+BLOCK = 4096
+STORED = ["h5", "zarr", "objects"]
+
+
+def leaves() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [
+        torch.randint(0, 255, (5 * BLOCK + 17,), dtype=torch.uint8),
+        torch.randn(3, 7),
+        torch.tensor(5),
+        torch.zeros(0, 4),
+        torch.randn(700, 3, dtype=torch.float64),
+        torch.rand(33) > 0.5,
+        torch.randn(100, dtype=torch.complex64),
+        torch.randn(9, 9).to(torch.bfloat16),
+    ]
+
+
+def rows(n: int = 60) -> TensorDict:
+    torch.manual_seed(1)
+    data = {
+        "frames": torch.randint(0, 255, (n, 30, 10), dtype=torch.uint8),
+        "reward": torch.randn(n),
+        "next": {"obs": torch.randn(n, 50, dtype=torch.float64), "done": torch.rand(n, 1) > 0.5},
+        "text": [f"row {i}" for i in range(n)],
+    }
+    return TensorDict(data, [n])
+
+
+def save(td: TensorDict, folder: Path, storage: str) -> Any:
+    """Save in a format; "objects" are the immutable objects of a bucket, in a folder."""
+    if storage == "objects":
+        return td.save(f"file://{folder}/x")
+    return td.save(folder / "x", storage=storage)
+
+
+def same(one: Any, other: Any) -> None:
+    assert set(one.keys(True, True)) == set(other.keys(True, True))
+    for key in one.keys(True, True):
+        mine, theirs = one[key], other[key]
+        if isinstance(mine, torch.Tensor):
+            assert mine.dtype == theirs.dtype
+            assert torch.equal(mine.cpu(), theirs.cpu()), key
+        else:
+            assert mine == theirs, key
+
+
+# -- the order of events -------------------------------------------------------------------
+@pytest.mark.parametrize("buffers", [1, 2, 3])
+def test_a_buffer_is_filled_again_after_its_copy(buffers: int) -> None:
+    lane = LateLane()
+    sources = leaves()
+    moved = move_in_blocks(sources, lane, block_bytes=BLOCK, buffers=buffers)
+    for source, copy in zip(sources, moved, strict=True):
+        assert copy.dtype == source.dtype
+        assert torch.equal(copy, source)
+    blocks = len(lane.copies)
+    assert blocks > buffers + 2
+    assert lane.waits == list(range(1, blocks - buffers + 1)), "each buffer waits for its own last copy"
+    assert lane.allocated == [BLOCK] * buffers, "the memory is bounded"
+    assert max(lane.sent) <= BLOCK
+    assert lane.joined == 1
+
+
+def test_the_lane_shows_a_buffer_that_is_reused_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above could not fail otherwise."""
+    lane = LateLane()
+
+    class Careless(Staging):
+        def send(self, pairs: Any) -> None:
+            super().send(pairs)
+            self._copied = [None] * len(self._copied)
+
+    monkeypatch.setattr(staging, "Staging", Careless)
+    source = torch.arange(10 * BLOCK) % 251
+    (moved,) = move_in_blocks([source.to(torch.uint8)], lane, block_bytes=BLOCK)
+    assert not torch.equal(moved, source.to(torch.uint8))
+
+
+def test_memory_is_no_more_than_there_is_to_copy() -> None:
+    lane = LateLane()
+    move_in_blocks([torch.zeros(100, dtype=torch.uint8)], lane, block_bytes=BLOCK)
+    assert lane.allocated == [128]
+
+
+def test_a_block_that_is_larger_than_the_buffers() -> None:
+    lane = LateLane()
+    made = []
+    with Staging(lane, block_bytes=64) as copy:
+        for n in (4, 100, 7):
+            target = copy.target((n,), torch.int64)
+            (buffer,) = copy.block([((n,), torch.int64)])
+            buffer.copy_(torch.arange(n))
+            copy.send([(target, buffer)])
+            made.append((n, target))
+    assert all(torch.equal(target, torch.arange(n)) for n, target in made)
+    assert lane.allocated == [64, 832]
+
+
+def test_copies_are_joined_after_an_error() -> None:
+    lane = LateLane()
+    with pytest.raises(ZeroDivisionError), Staging(lane, block_bytes=64) as copy:
+        target = copy.target((2,), torch.int64)
+        (buffer,) = copy.block([((2,), torch.int64)])
+        buffer.fill_(3)
+        copy.send([(target, buffer)])
+        raise ZeroDivisionError
+    assert lane.joined == 1
+    assert target.tolist() == [3, 3]
+
+
+def test_what_is_staged() -> None:
+    large = torch.zeros(1 << 20, dtype=torch.uint8)
+    assert is_staged(large)
+    assert is_staged(torch.nn.Parameter(large.float()).detach())
+    assert not is_staged(large[1:])
+    assert not is_staged(torch.nn.Parameter(large.float())), "its copy has a gradient"
+    assert not is_staged(torch.zeros(2048, 1024, dtype=torch.uint8).t())
+    assert not is_staged(torch.zeros(1 << 20, dtype=torch.complex64).conj())
+    assert not is_staged(torch.zeros(1 << 20, device="meta"))
+    assert not is_staged(torch.zeros(1 << 20).to_sparse())
+
+
+def test_other_devices_are_left_to_torch() -> None:
+    large, small = torch.zeros(1 << 20), torch.zeros(3)
+    moved = move([large, small], torch.device("meta"))
+    assert [leaf.device.type for leaf in moved] == ["meta", "meta"]
+    kept = move([large, small], torch.device("cpu"))
+    assert kept[0] is large
+    assert kept[1] is small
+
+
+# -- stored leaves -------------------------------------------------------------------------
+INDICES: list[tuple[str, Callable[[Any], Any]]] = [
+    ("all", lambda td: td),
+    ("slice", lambda td: td[7:53]),
+    ("rows", lambda td: td[torch.tensor([5, 3, 59, 0, 3, 17, 42])]),
+    ("many rows", lambda td: td[torch.arange(59, -1, -1)]),
+    ("step", lambda td: td[::3]),
+]
+
+
+@pytest.mark.parametrize("storage", STORED)
+@pytest.mark.parametrize(("name", "index"), INDICES, ids=[name for name, _ in INDICES])
+def test_stored_leaves_in_blocks(storage: str, name: str, index: Any, tmp_path: Path) -> None:
+    td = rows().exclude("text")
+    stored = save(td, tmp_path, storage)
+    assert isinstance(stored, PersistentTensorDict)
+    window = index(stored)
+    wanted = window._leaves()
+    plan, lane = DeviceReads(window._handle, wanted, BLOCK), LateLane()
+    made = drive(plan.rounds(lane), window._handle.store)
+    assert sorted(made) == plan.staged
+    assert plan.staged
+    for at, tensor in made.items():
+        path, _ = wanted[at]
+        assert torch.equal(tensor, index(td)[path]), path
+    if name == "all":
+        assert len(made) == len(wanted)
+        assert len(lane.copies) > 3, "several blocks"
+    assert lane.joined == 1
+    largest = max(lane.sent, default=0)
+    assert sum(lane.allocated) <= 2 * max(BLOCK, largest + 64 * len(wanted))
+
+
+def test_a_read_that_fails_frees_its_buffers(tmp_path: Path) -> None:
+    stored = rows().exclude("text").save(tmp_path / "x.h5")
+    plan, lane = DeviceReads(stored._handle, stored._leaves(), BLOCK), LateLane()
+    rounds = plan.rounds(lane)
+    next(rounds)
+    with pytest.raises(OSError, match="gone"):
+        rounds.throw(OSError("gone"))
+    assert lane.joined == 1
+
+
+def test_small_reads_are_left_alone(tmp_path: Path) -> None:
+    stored = rows().exclude("text").save(tmp_path / "x.h5")
+    assert not DeviceReads(stored._handle, stored._leaves()).pays
+
+
+# -- on a GPU ------------------------------------------------------------------------------
+@GPU
+@pytest.mark.parametrize("non_blocking", [False, True])
+def test_large_leaves_reach_the_gpu(non_blocking: bool) -> None:
+    td = TensorDict({"a": torch.randn(40 << 20), "n": {"b": torch.randint(0, 255, (9 << 20,), dtype=torch.uint8)}}, [])
+    moved = td.to("cuda", non_blocking=non_blocking)
+    total = moved["a"].sum()  # on the current stream, which waits for the copies
+    same(moved, td)
+    assert torch.allclose(total.cpu(), td["a"].sum(), rtol=1e-3, atol=1e-1)
+
+
+@GPU
+def test_memory_that_is_freed_early_is_not_overwritten() -> None:
+    source = TensorDict({"a": torch.full((32 << 20,), 3, dtype=torch.uint8)}, [])
+    kept = []
+    for _ in range(20):
+        moved = source.to("cuda", non_blocking=True)
+        kept.append((moved["a"] == 3).all())
+        del moved
+        torch.empty(32 << 20, dtype=torch.uint8, device="cuda").fill_(9)
+    assert all(bool(flag) for flag in kept)
+
+
+@GPU
+def test_a_copy_that_waits_on_another_stream() -> None:
+    side = torch.cuda.Stream()
+    source = TensorDict({"a": torch.arange(8 << 20)}, [])
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        moved = source.to("cuda", non_blocking=True)
+        doubled = moved["a"] * 2
+    side.synchronize()
+    assert torch.equal(doubled.cpu(), source["a"] * 2)
+
+
+@GPU
+@pytest.mark.parametrize("storage", [*STORED, "memmap", "tdz"])
+@pytest.mark.parametrize("block_bytes", [BLOCK, 1 << 20])
+def test_stored_data_on_the_gpu(
+    storage: str, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_reads, "STAGED_BYTES", 1)
+    monkeypatch.setattr(device_reads, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(staging, "STAGED_BYTES", 1)
+    td = rows()
+    stored = save(td, tmp_path, storage)
+    on = stored.to("cuda")
+    same(on, td)
+    same(on[[3, 1, 1]], td[[3, 1, 1]])
+    same(on[5:50], td[5:50])
+    whole = on.to_tensordict() if storage != "memmap" else on
+    assert whole["frames"].is_cuda
+    assert whole["next", "obs"].is_cuda
+    same(whole, td)
+
+
+@GPU
+def test_a_consolidated_one(tmp_path: Path) -> None:
+    td = rows().exclude("text")
+    same(td.consolidate().to("cuda"), td)
+    same(td.consolidate(tmp_path / "x").to("cuda", non_blocking=True), td)
+
+
+@GPU
+def test_pinned_memory_is_bounded() -> None:
+    large = TensorDict({"a": torch.zeros(256 << 20, dtype=torch.uint8)}, [])
+    torch._C._host_emptyCache() if hasattr(torch._C, "_host_emptyCache") else None
+    torch.cuda.reset_peak_host_memory_stats()
+    large.to("cuda")
+    peak = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
+    assert peak <= staging.BUFFERS * staging.BLOCK_BYTES + (1 << 20)
