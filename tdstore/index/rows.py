@@ -135,23 +135,75 @@ def scatter(leaf: Tensor, index: StoreIndex, value: Tensor) -> None:
     leaf[(*index[:at], rows.to(leaf.device), *index[at + 1 :])] = value
 
 
-def put_rows(leaf: Tensor, rows: Tensor, value: Tensor) -> None:
-    """Write `leaf[rows] = value` for checked rows; the last of repeated rows wins, as far as torch knows order.
+def rows_on(device: torch.device, rows: Tensor, size: int, made: dict[torch.device, Tensor]) -> Tensor:
+    """Return rows on a device, checked before they go there: on a GPU bad ones would end the work of the process.
 
     Args:
+        device: where they are needed.
+        rows: int64, on another device.
+        size: of their dimension.
+        made: those that were moved before.
+
+    Raises:
+        OutOfRangeError: a row out of range.
+    """
+    found = made.get(device)
+    if found is None:
+        found = made[device] = check_rows(rows, size).to(device)
+    return found
+
+
+def at_rows(leaf: Tensor, rows: Tensor) -> Tensor:
+    """Return `leaf[rows]` for rows on the device of a leaf, unchecked and maybe negative, and for every dtype."""
+    if leaf.dtype in _NO_KERNELS:
+        return _bits(leaf)[rows].view(leaf.dtype)
+    return leaf[rows]
+
+
+def put_rows(
+    leaf: Tensor,
+    rows: Tensor,
+    value: Tensor,
+    elsewhere: dict[torch.device, tuple[Tensor, Tensor | None]] | None = None,
+) -> None:
+    """Write `leaf[rows] = value` for checked rows; the last of repeated rows wins, as far as torch knows order.
+
+    Of rows that are on a device already torch does not say which wins.
+
+    Args:
+        leaf: the tensor.
+        rows: int64; unchecked if they are on the device of the leaf.
         value: of the shape `[len(rows), *leaf.shape[1:]]`, on any device.
+        elsewhere: the rows on other devices, none of them twice, and where the value of each stands.
     """
     dtype, on_cpu = leaf.dtype, leaf.is_cpu
     if value.dtype is not dtype or not ((on_cpu and value.is_cpu) or value.device == leaf.device):
         value = value.to(leaf.device, dtype)
     elif (value._is_view() or leaf._is_view()) and value.untyped_storage()._cdata == leaf.untyped_storage()._cdata:
         value = value.clone()  # torch refuses some that lie over one another, others it reads as it writes
-    if on_cpu and dtype in _COPIED and value.numel() <= _ONE_THREAD:
+    if on_cpu and not rows.is_cpu:
+        rows = check_rows(rows, len(leaf)).cpu()
+    if not on_cpu and not leaf.is_meta:
+        positions = None
+        if rows.device != leaf.device:
+            rows, positions = _last_rows_on(leaf.device, rows, len(leaf), {} if elsewhere is None else elsewhere)
+        put(leaf, (rows,), value if positions is None else take(value, 0, positions))
+    elif on_cpu and dtype in _COPIED and value.numel() <= _ONE_THREAD:
         leaf.index_copy_(0, rows, value)  # in order, at half the cost
     elif len(rows) > _PARALLEL_ROWS:
         scatter(leaf, (rows,), value)
     else:
         put(leaf, (rows,), value)
+
+
+def _last_rows_on(
+    device: torch.device, rows: Tensor, size: int, made: dict[torch.device, tuple[Tensor, Tensor | None]]
+) -> tuple[Tensor, Tensor | None]:
+    found = made.get(device)
+    if found is None:
+        last, positions = last_wins(check_rows(rows, size).cpu())
+        found = made[device] = last.to(device), positions if positions is None else positions.to(device)
+    return found
 
 
 def put(leaf: Tensor, terms: tuple[Any, ...], value: Tensor) -> None:

@@ -189,13 +189,21 @@ def move(leaves: Sequence[Tensor], device: torch.device, *, non_blocking: bool =
     """
     staged = [at for at, leaf in enumerate(leaves) if is_staged(leaf)] if device.type == "cuda" else []
     lane = cuda_lane(device, non_blocking=non_blocking) if staged else None
-    if lane is None:
-        return [leaf if leaf.device == device else leaf.to(device, non_blocking=non_blocking) for leaf in leaves]
-    moved = dict(zip(staged, move_in_blocks([leaves[at] for at in staged], lane), strict=True))
-    return [
-        moved[at] if at in moved else leaf if leaf.device == device else leaf.to(device, non_blocking=non_blocking)
+    moved: dict[int, Tensor] = {}
+    if lane is not None:
+        moved = dict(zip(staged, move_in_blocks([leaves[at] for at in staged], lane), strict=True))
+    one_wait = device.type == "cuda" and not non_blocking and len(leaves) > 1 and not traced()
+    made = [
+        moved[at]
+        if at in moved
+        else leaf
+        if leaf.device == device
+        else leaf.to(device, non_blocking=one_wait or non_blocking)
         for at, leaf in enumerate(leaves)
     ]
+    if one_wait:  # and not one for each leaf
+        torch.cuda.current_stream(device).synchronize()
+    return made
 
 
 def is_staged(leaf: Tensor) -> bool:

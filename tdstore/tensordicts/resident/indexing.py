@@ -19,7 +19,7 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.container.varlen.nested_rows import rows_at
 from tdstore.errors import DimensionError, InvalidArgumentError, OutOfRangeError
 from tdstore.index.index_terms import as_terms, indexed_names, spelled_out
-from tdstore.index.rows import check_rows, put_rows, take
+from tdstore.index.rows import at_rows, check_rows, put_rows, rows_on, take
 from tdstore.index.selection import as_rows, index_shape
 from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES, reserve
@@ -29,6 +29,8 @@ from tdstore.tensordicts.resident.write_checks import are_plain, check_copies, c
 from tdstore.types import Names
 
 _ALL = slice(None)
+_CPU = torch.device("cpu")
+_ROW_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
 _FEW = 64
 """Up to this many rows Python checks a list faster than numpy does."""
 _PAGE = 4096
@@ -79,6 +81,8 @@ class IndexedTree(BindingMixin):
                     return self._take(index, torch.Size((index.shape[0], *batch[1:])), self._names, len(batch))
                 except IndexError:
                     rows = self._rows_of(index)  # negative rows, or the error to tell
+            elif kind is Tensor and not index.is_cpu and (rows := self._rows_on_device(index)) is not None:
+                pass
             else:
                 rows = self._rows_of(index)
         if rows is None:
@@ -89,6 +93,28 @@ class IndexedTree(BindingMixin):
         for first in self._data.values():
             return is_batched(first) and first.is_cpu
         return False
+
+    def _rows_on_device(self, index: Tensor) -> Tensor | None:
+        """Return rows of the first dimension for rows or a mask on the device that the leaves are on.
+
+        They stay there and are not checked, as in torch: to look at them, the CPU would wait for the device.
+
+        Returns:
+            None for an index of more dimensions, of another device than the first leaf, or with an error to tell.
+        """
+        if index.ndim != 1 or index.is_meta or index.device != self._first_device():
+            return None
+        if index.dtype is torch.bool:
+            return index.nonzero().squeeze(1) if len(index) == self._batch_size[0] else None
+        return index.long() if index.dtype in _ROW_DTYPES else None
+
+    def _first_device(self) -> torch.device | None:
+        for first in self._data.values():
+            if is_batched(first):
+                return first.device
+            if isinstance(first, IndexedTree):
+                return first._first_device()
+        return None
 
     def _rows_of(self, index: Any) -> Tensor | None:
         """Return rows of the first dimension for a list, mask, range, array or 1-D tensor, checked once for all."""
@@ -133,11 +159,24 @@ class IndexedTree(BindingMixin):
                 td.lock_()
         return td
 
-    def _take(self, rows: Tensor, new: torch.Size, names: Names, n: int) -> Self:
-        """Copy rows of the first dimension row by row, several times faster than elementwise indexing."""
+    def _take(
+        self, rows: Tensor, new: torch.Size, names: Names, n: int, elsewhere: dict[torch.device, Tensor] | None = None
+    ) -> Self:
+        """Copy rows of the first dimension row by row, several times faster than elementwise indexing.
+
+        Args:
+            rows: checked, or on the device of the leaves.
+            new: the batch size of the result.
+            names: the names of its dimensions.
+            n: how many dimensions the batch has that is indexed.
+            elsewhere: the rows on other devices, each moved there for the first leaf that needs them.
+        """
         data: dict[str, Any] = {}
+        if elsewhere is None:
+            elsewhere = {}
         array = rows.numpy() if rows.is_cpu else None
-        page = _PAGE * self._batch_size[0]
+        batch = self._batch_size
+        page = _PAGE * batch[0]
         for key, value in self._data.items():
             if type(value) is Tensor or is_batched(value):
                 # For rows of up to a page numpy's gather takes half the time of torch's (it copies what is not
@@ -153,15 +192,15 @@ class IndexedTree(BindingMixin):
                 ):
                     data[key] = torch.from_numpy(value.numpy().take(array, 0))
                 else:
-                    data[key] = _take_rows(value, rows)
+                    data[key] = _take_rows(value, rows, elsewhere)
             elif isinstance(value, IndexedTree):
                 below = value._batch_size
                 wide = new if len(below) == n else torch.Size((*new, *self._fitting(value)._batch_size[n:]))
-                data[key] = value._take(rows, wide, value._names, len(value._batch_size))
-            elif isinstance(value, NonTensorData) and value.batch_size == self._batch_size:
+                data[key] = value._take(rows, wide, value._names, len(value._batch_size), elsewhere)
+            elif isinstance(value, NonTensorData) and value.batch_size == batch:
                 data[key] = value.for_batch(new)
             elif isinstance(value, NonTensor):
-                data[key] = value.rows(rows)
+                data[key] = value.rows(rows if array is not None else rows_on(_CPU, rows, batch[0], elsewhere))
             else:
                 data[key] = value[rows]
         return self._new(data, new, self._device, names)
@@ -176,7 +215,8 @@ class IndexedTree(BindingMixin):
                 return self
             return self._view_at(terms, new, self._names and indexed_names(self._names, terms, ndim), ndim)
         index = spelled_out(terms, ndim)
-        new = index_shape(batch, index)  # raises for too many terms, masks that do not fit, ...
+        # raises for too many terms, masks that do not fit, ...
+        new = index_shape(batch, tuple(map(_shape_only, index)))
         made = self._move_tree(lambda t: rows_at(t, index), new, indexed_names(self._names, index, ndim), ndim)
         if self._state & (MAPPED | SHARED) and all(t is True or t is None or type(t) is slice for t in index):
             made._mark(self._state & VIEW_FLAGS)  # True adds a dimension, and what it gives are views
@@ -232,8 +272,10 @@ class IndexedTree(BindingMixin):
             rows = None if traced() else index.nonzero().squeeze(1) if one_mask else self._rows_of(index)
             if rows is None:
                 return False
+            elsewhere: dict[torch.device, Tensor] = {}
             for leaf in leaves:
-                leaf.index_fill_(0, rows if leaf.is_cpu else rows.to(leaf.device), value)
+                here = rows if leaf.device == rows.device else rows_on(leaf.device, rows, batch[0], elsewhere)
+                leaf.index_fill_(0, here, value)
             return True
         for leaf in leaves:
             leaf[terms] = value
@@ -335,7 +377,10 @@ class IndexedTree(BindingMixin):
         elif kind is slice and (index.step is None or index.step > 0):
             new = torch.Size((len(range(*index.indices(batch[0]))), *batch[1:]))
         elif kind is Tensor or kind is list or kind is np.ndarray:
-            rows = None if traced() else self._rows_of(index)
+            rows = None
+            if not traced():
+                rows = self._rows_on_device(index) if kind is Tensor and not index.is_cpu else None
+                rows = self._rows_of(index) if rows is None else rows
             if rows is None:
                 return None
             index, new = rows, torch.Size((rows.shape[0], *batch[1:]))
@@ -359,8 +404,9 @@ class IndexedTree(BindingMixin):
             for mine, _ in pairs:
                 reserve(mine, (index,))
         if isinstance(index, Tensor):
+            elsewhere: dict[torch.device, tuple[Tensor, Tensor | None]] = {}
             for mine, theirs in pairs:
-                put_rows(mine, index, theirs)
+                put_rows(mine, index, theirs, elsewhere)
         else:
             for mine, theirs in pairs:
                 mine[index] = theirs
@@ -459,6 +505,13 @@ def _starts_later(index: Any) -> bool:
     return any(type(term) is slice and term.start not in (None, 0) for term in terms)
 
 
+def _shape_only(term: Any) -> Any:
+    """Replace rows on a device by zeros of their shape: their shape is enough, and the CPU would wait for them."""
+    if type(term) is Tensor and not (term.is_cpu or term.is_meta) and term.dtype in _ROW_DTYPES and not traced():
+        return torch.zeros((), dtype=torch.int64).expand(term.shape)
+    return term
+
+
 def _value_at(value: Any, index: Any, batch: torch.Size, new: torch.Size) -> Any:
     """Return an entry without tensor rows at an index that gives the batch size `new` of `batch`."""
     if isinstance(value, UnbatchedTensor) or (isinstance(value, NonTensorData) and value.batch_size == batch):
@@ -486,11 +539,13 @@ def _range_rows(index: range, size: int) -> Tensor:
     return check_rows(rows, size)
 
 
-def _take_rows(leaf: Tensor, rows: Tensor) -> Tensor:
+def _take_rows(leaf: Tensor, rows: Tensor, elsewhere: dict[torch.device, Tensor]) -> Tensor:
     if leaf.is_nested:
         return rows_at(leaf, rows)
     if leaf.device != rows.device:
-        rows = check_rows(rows, len(leaf)).to(leaf.device)  # where bad ones are no IndexError
+        rows = rows_on(leaf.device, rows, len(leaf), elsewhere)
+    elif not leaf.is_cpu:
+        return at_rows(leaf, rows)  # which may be negative
     try:
         return leaf.index_select(0, rows)
     except (NotImplementedError, RuntimeError):
