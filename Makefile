@@ -31,7 +31,7 @@ LOCAL_WORKERS ?= 3
 # Bytecode is kept: otherwise each process compiles tdstore, and rewrites the asserts of all tests, for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-quick test-local lint format types pytest house docs kit conformance bench bench-quick bench-compare install clean
+.PHONY: help demo test test-quick test-local test-cuda lint format types pytest house docs kit conformance bench bench-quick bench-compare install clean
 
 help:
 	@echo 'While you work:'
@@ -45,6 +45,7 @@ help:
 	@echo '  make docs          run the code blocks of the documents, and follow the tutorial'
 	@echo '  make kit           the conformance kit on every local backend'
 	@echo '  make test          lint, types and all tests, as CI does: with servers and the tensordict package'
+	@echo '  make test-cuda     on a machine with a GPU: all tests, and those that need it (ARGS="-m cuda": only these)'
 	@echo 'Others:'
 	@echo '  make demo          play Atari, store it on every backend, check and compare (ARGS=--quick: a small one)'
 	@echo '  make bench         the benchmarks, into bench.json and docs/images: ten minutes'
@@ -71,6 +72,10 @@ test-quick: $(STAMP)
 
 test-local: $(STAMP)
 	$(BIN)/python -m pytest -m local -n $(LOCAL_WORKERS) --dist worksteal $(ARGS)
+
+# Each process has a CUDA context, of half a gigabyte.
+test-cuda: $(STAMP)
+	TDSTORE_CUDA=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(SLOWEST) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -22,7 +22,8 @@ import torch
 
 from tdstore.testing import crash
 from tdstore.testing.processes import warm
-from tests import servers, tiers
+from tests import lacking, servers, tiers
+from tests.cuda import mode
 
 T = TypeVar("T")
 _folders = itertools.count()
@@ -45,6 +46,19 @@ def needed(server: AbstractContextManager[T]) -> Iterator[T]:
         server.__exit__(None, None, None)
 
 
+if mode.ON:
+
+    def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+        """Run the tests of a table a second time, with the GPU as the default device."""
+        mode.twice(metafunc)
+
+    @pytest.fixture(autouse=True)
+    def default_device(request: pytest.FixtureRequest) -> Iterator[None]:
+        """Make the device of a test's second run the default."""
+        with mode.default(getattr(request, "param", "cpu")):
+            yield
+
+
 @pytest.fixture(autouse=True)
 def no_handler_of_sigterm() -> Iterator[None]:
     """Give SIGTERM its default action: a handler that an earlier test left drops the signal in a child being forked.
@@ -65,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
     torchrl makes "spawn" the way of the whole process when it is imported: pools and loaders of all other tests would
     then start interpreters of their own, each of which imports torch, or not, as the order of the tests has it.
     """
+    mode.check()
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_forkserver_preload(["tdstore"])
     if sys.platform == "linux":
@@ -80,9 +95,11 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what each test uses; the long ones first: one that comes last is waited for by all."""
+    lacking.deselect(config, items)
     tiers.add_markers(items)
+    mode.skip_outside(items)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
@@ -108,7 +125,8 @@ def start_warm(path: bytes, args: list[Any], passed: Iterable[int]) -> int:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not import what a tier has nothing of: half of its minute."""
-    return True if tiers.is_beyond(collection_path, config.option.markexpr) else None
+    beyond = tiers.is_beyond(collection_path, config.option.markexpr)
+    return True if beyond or lacking.cannot_collect(collection_path) else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -271,7 +271,7 @@ def _tensor_to_json(tensor: torch.Tensor) -> JSON:
 
 def _tensor(dtype: str, shape: list[int], data: str) -> torch.Tensor:
     flat = torch.from_numpy(_array("|u1", [-1], data))
-    flat = flat.view(as_dtype(dtype)) if len(flat) else torch.empty(0, dtype=as_dtype(dtype))
+    flat = flat.view(as_dtype(dtype)) if len(flat) else torch.empty(0, dtype=as_dtype(dtype), device="cpu")
     return flat.reshape(_size(shape))
 
 

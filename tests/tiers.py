@@ -33,6 +33,7 @@ TRAITS = {
     "process": "starts other processes",
     "disk": "writes files",
     "compile": "compiles or exports a program with torch",
+    "cuda": "needs a GPU, and TDSTORE_CUDA=1",
 }
 TIERS = {
     "quick": "no server, no process, no peer, no files; seconds each at most",
@@ -60,6 +61,8 @@ FOLDERS = {
     "tests/differential/": "peer",
     "tests/porting/": "peer",
     "tests/compile/": "compile",
+    "tests/cuda/": "cuda",
+    "tests/builtin/test_cuda.py": "cuda",
     "tests/modules/test_params.py::test_compiled": "compile",
     "tests/torch_integration/test_export.py": "compile",
     "tests/torch_integration/test_regions.py": "compile",

@@ -179,7 +179,11 @@ class ReadCheck(Generic[Leaf]):
                 return np.arange(start * row // size, -(-stop * row // size))
             if step == 1:
                 return np.arange(-(-start * row // size), count if stop == length else stop * row // size)
-            rows = torch.arange(start, stop, step) if step > 0 else torch.arange(stop + 1, start + 1, -step)
+            rows = (
+                torch.arange(start, stop, step, device="cpu")
+                if step > 0
+                else torch.arange(stop + 1, start + 1, -step, device="cpu")
+            )
         if rows is None or size > COARSE:
             return np.arange(0)
         at = to_numpy(rows.reshape(-1).to("cpu", torch.int64)) % length * row

@@ -178,7 +178,7 @@ def fill_bytes(spec: LeafSpec) -> Bytes | None:
     """
     if not spec.fill_value and repr(spec.fill_value) in ("0", "0.0", "False"):
         return None
-    raw = to_numpy(torch.full((1,), spec.fill_value, dtype=spec.dtype)).view(np.uint8)
+    raw = to_numpy(torch.full((1,), spec.fill_value, dtype=spec.dtype, device="cpu")).view(np.uint8)
     return raw if raw.any() else None
 
 

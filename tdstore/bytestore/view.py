@@ -322,7 +322,7 @@ class _Job:
 
     def _room(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if math.prod(shape) * dtype.itemsize <= SMALL_LEAF:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         with allocating(path, shape, dtype, self.view.url):
             return empty(shape, dtype)
 

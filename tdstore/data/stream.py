@@ -50,7 +50,7 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
         self._loaded_here = False  # whether this process is a worker, and has loaded a state of its own
         self._done = 0  # batches that this worker has handed out since the position
         self._loads = 0  # how often a state was loaded, as far as this process knows
-        self._shared = torch.zeros(3, MOST_WORKERS, dtype=torch.int64).share_memory_()
+        self._shared = torch.zeros(3, MOST_WORKERS, dtype=torch.int64, device="cpu").share_memory_()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

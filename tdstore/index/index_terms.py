@@ -32,7 +32,7 @@ def torch_terms(terms: tuple[Any, ...]) -> tuple[Any, ...]:
         block = torch.broadcast_shapes(*(t.shape for t in rows))
     except RuntimeError:
         return made
-    nothing = torch.empty(block, dtype=torch.int64)
+    nothing = torch.empty(block, dtype=torch.int64, device="cpu")
     return tuple(nothing if isinstance(t, Tensor) and t.dtype is not torch.bool else t for t in made)
 
 

@@ -204,10 +204,10 @@ def plan_read(terms: Sequence[Term], layout: Sequence[Axis], shape: Sequence[int
         if len(parts.zipped) == 1:
             linear = within[parts.zipped[0]]
         elif parts.zipped:
-            linear = torch.zeros((), dtype=torch.int64)
+            linear = torch.zeros((), dtype=torch.int64, device="cpu")
             for dim in parts.zipped:
                 at = within[dim]
-                linear = linear * sizes[dim] + (torch.arange(sizes[dim]) if at is None else at)
+                linear = linear * sizes[dim] + (torch.arange(sizes[dim], device="cpu") if at is None else at)
     exact = not (local or parts.zipped or parts.single or parts.new)
     return ReadPlan(tuple(index), exact, tuple(shape), len(terms), parts, tuple(local), linear)
 

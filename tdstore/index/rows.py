@@ -89,7 +89,7 @@ def _gather_dense(leaf: Tensor, at: int, rows: Tensor, shape: Sequence[int], out
     # rows from memory in less than half the time, and never waits for threads.
     if leaf.ndim > 1 and math.prod(shape) * leaf.itemsize < _THREADS_PAY and not leaf.requires_grad:
         if out is None:
-            out = torch.empty(shape, dtype=leaf.dtype)
+            out = torch.empty(shape, dtype=leaf.dtype, device="cpu")
         # mode="clip" writes straight into `out`; "raise" would go through a buffer. Rows are in range.
         np.take(to_numpy(leaf), rows.numpy(), axis=at, out=to_numpy(out), mode="clip")
         return out
@@ -334,7 +334,9 @@ def as_index_tensor(index: object) -> Tensor:
     if isinstance(index, list) and index and type(index[0]) is not int and any(isinstance(p, Tensor) for p in index):
         index = [part.tolist() if isinstance(part, Tensor) else part for part in index]
     if is_compiling() and isinstance(index, (list, tuple)):
-        return as_index_tensor(torch.tensor(index) if index else torch.empty(0, dtype=torch.int64))
+        return as_index_tensor(
+            torch.tensor(index, device="cpu") if index else torch.empty(0, dtype=torch.int64, device="cpu")
+        )
     try:
         array = np.asarray(index)
     except (ValueError, TypeError, RuntimeError) as error:  # ragged lists

@@ -73,7 +73,7 @@ def index_shape(shape: Iterable[int], index: object) -> torch.Size:
         torch.Size([4, 3, 1, 3])
     """
     if traced():
-        return torch.empty(()).expand(tuple(shape))[index].shape  # type: ignore[index]
+        return torch.empty((), device="cpu").expand(tuple(shape))[index].shape  # type: ignore[index]
     return Selection.full(shape)[index].shape
 
 
@@ -231,7 +231,7 @@ def _as_index(term: Term) -> int | slice | Tensor:
         return term
     if term.step > 0:
         return slice(term.start, max(term.start, term.stop), term.step)
-    return torch.tensor(list(term), dtype=torch.int64)
+    return torch.tensor(list(term), dtype=torch.int64, device="cpu")
 
 
 def _make(src_shape: torch.Size, terms: list[Term], layout: list[Axis]) -> Selection:
@@ -296,7 +296,7 @@ class _Indexing:
             if term is None:
                 self.layout.append(Axis("new", 1))
             elif isinstance(term, bool):
-                self.tensors[len(self.layout)] = torch.zeros(int(term), dtype=torch.int64)
+                self.tensors[len(self.layout)] = torch.zeros(int(term), dtype=torch.int64, device="cpu")
                 self.layout.append(Axis("new", 1))
             elif isinstance(term, Tensor) and term.dtype is torch.bool:
                 sizes = self.old.shape[dim : dim + term.ndim]
@@ -418,7 +418,7 @@ class _Indexing:
         picks = []
         for k, size in enumerate(before):
             if k in free:
-                picks.append(torch.arange(size).reshape(-1, *(1,) * (len(free) - 1 - free.index(k))))
+                picks.append(torch.arange(size, device="cpu").reshape(-1, *(1,) * (len(free) - 1 - free.index(k))))
             else:
                 picks.append(expanded[Axis("zip", k)].reshape(*block, *tail))
         self._zipped(lambda positions: positions[tuple(picks)].expand(shape))

@@ -88,7 +88,7 @@ class Buffers:
 
     def __init__(self, specs: Mapping[Path, LeafSpec], nbytes: int) -> None:
         self._specs = specs
-        self._flat = torch.empty(nbytes, dtype=torch.uint8)
+        self._flat = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def views(self, batch: Batch) -> list[Tensor]:
         """Return contiguous tensors of the shapes and dtypes of a batch."""
@@ -98,7 +98,9 @@ class Buffers:
             shape = index_shape(spec.shape, index)
             nbytes = batch_bytes(self._specs, [(path, index)])
             part = self._flat[at : at + nbytes]
-            found.append(part.view(spec.dtype).view(shape) if nbytes else torch.empty(shape, dtype=spec.dtype))
+            found.append(
+                part.view(spec.dtype).view(shape) if nbytes else torch.empty(shape, dtype=spec.dtype, device="cpu")
+            )
             at += padded(nbytes)
         return found
 

@@ -137,14 +137,14 @@ def _samples(store: Store, specs: Mapping[Path, LeafSpec]) -> list[bytes]:
     for path, spec in specs.items():
         if spec.shape and spec.nbytes and spec.nbytes // spec.shape[0] <= _SAMPLED_BYTES:
             last = spec.shape[0] - 1
-            reads.append(Read(path, (torch.tensor(sorted({0, last // 2, last})),)))
+            reads.append(Read(path, (torch.tensor(sorted({0, last // 2, last}), device="cpu"),)))
     return [bytes(bits(value).numpy()) for value in store.read(reads[:_SAMPLED_LEAVES])]
 
 
 def bits(value: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a tensor, in C order."""
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
-    return plain.reshape(-1).view(torch.uint8) if plain.numel() else torch.empty(0, dtype=torch.uint8)
+    return plain.reshape(-1).view(torch.uint8) if plain.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _digest(*parts: bytes) -> str:

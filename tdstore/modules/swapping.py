@@ -61,7 +61,7 @@ def state_of(module: nn.Module) -> TensorDict:
     for name, value in module.state_dict().items():
         path = tuple(name.split("."))
         if is_uninitialized(value):
-            td.set(path, torch.empty(()))
+            td.set(path, torch.empty((), device="cpu"))
             (td.get(path[:-1]) if path[1:] else td)._data[path[-1]] = value
         elif isinstance(value, Tensor):
             td.set(path, value)
@@ -102,7 +102,9 @@ def stacked(tds: Sequence[Any], expand_identical: bool) -> TensorDict:
 
 def _detached(td: Any) -> Any:
     """Return the same tree without gradients; a tensor without values in the place of an uninitialized one."""
-    return td._with_leaves(torch.empty(()) if is_uninitialized(t) else t.detach() for t in td._leaf_list())
+    return td._with_leaves(
+        torch.empty((), device="cpu") if is_uninitialized(t) else t.detach() for t in td._leaf_list()
+    )
 
 
 def _check_called_alike(tds: Sequence[Any]) -> None:

@@ -31,7 +31,7 @@ def _first(state: State) -> Tensor:
 
 
 def _count(t: Tensor, dims: Dims) -> Tensor:
-    return torch.tensor(torch.Size(t.shape[d] for d in dims).numel())
+    return torch.tensor(torch.Size(t.shape[d] for d in dims).numel(), device="cpu")
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
@@ -146,7 +146,7 @@ def argument(fn: Any) -> Reduction:
 
     def part(t: Tensor, dims: Dims, keep: bool) -> State:
         found = fn(t, dims[0], keep)
-        return (found.values, found.indices, torch.tensor(t.shape[dims[0]]))
+        return (found.values, found.indices, torch.tensor(t.shape[dims[0]], device="cpu"))
 
     def merge(a: State, b: State) -> State:
         later = better(b[0], a[0])

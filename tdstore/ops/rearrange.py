@@ -72,9 +72,11 @@ class Padding:
 
     def of_values(self, values: list[Any], shape: torch.Size) -> tuple[list[Any], Tensor]:
         """Pad values that are not numbers with None: return the values of all rows, and numbers for each."""
-        places = self.filled(torch.arange(len(values)).reshape(shape), len(values))
+        places = self.filled(torch.arange(len(values), device="cpu").reshape(shape), len(values))
         made = [*values, None]
-        return [made[i] for i in places.flatten().tolist()], torch.arange(places.numel()).reshape(places.shape)
+        return [made[i] for i in places.flatten().tolist()], torch.arange(places.numel(), device="cpu").reshape(
+            places.shape
+        )
 
 
 class RearrangeOps(ReshapeOps):
@@ -243,7 +245,11 @@ class RearrangeOps(ReshapeOps):
             return self._apply_inplace_result(many, "repeat_interleave", inplace)
         at = as_dim(dim, len(old))
         new = list(old)
-        new[at] = torch.arange(old[at]).repeat_interleave(torch.as_tensor(repeats), 0, output_size=output_size).numel()
+        new[at] = (
+            torch.arange(old[at], device="cpu")
+            .repeat_interleave(torch.as_tensor(repeats), 0, output_size=output_size)
+            .numel()
+        )
         many = self._interleaved(repeats, at, output_size, torch.Size(new), names)
         return self._apply_inplace_result(many, "repeat_interleave", inplace)
 

@@ -31,7 +31,7 @@ def rebuilt(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...], device:
         device: the device.
         grad: whether the tensor requires a gradient.
     """
-    flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype, device="cpu")
     tensor = flat.reshape(shape)
     if device != "cpu":
         tensor = tensor.to(device)

@@ -269,7 +269,7 @@ def crew_for(
         return Crew(InlineExecutor(), 1)
     count = min(num_workers or cpus(), most)
     context = multiprocessing.get_context(start_method)
-    seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+    seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))
     shared = {"fn": fn}
     if context.get_start_method() != "fork":
         fn.data()  # raises the error of a function that cannot be pickled before any process starts

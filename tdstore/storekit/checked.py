@@ -435,7 +435,7 @@ def fill_pattern(spec: LeafSpec, url: str) -> bytes:
     if type(spec.fill_value) is int and spec.fill_value == 0 and not is_bit_pattern(spec.dtype):
         return bytes(spec.dtype.itemsize)
     try:
-        element = torch.tensor([spec.fill_value]).to(spec.dtype)
+        element = torch.tensor([spec.fill_value], device="cpu").to(spec.dtype)
     except (TypeError, ValueError, RuntimeError) as error:
         raise OptionError(
             f"{url}: {spec.fill_value!r} is not a fill value for {spec.dtype}: {error}", url=url

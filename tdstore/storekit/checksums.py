@@ -394,7 +394,7 @@ def _flat_parts(value: Tensor, count: int) -> Any:
     if value.ndim == 0:
         yield value.reshape(1).cpu()
         return
-    held = torch.empty(min(count, total), dtype=value.dtype)
+    held = torch.empty(min(count, total), dtype=value.dtype, device="cpu")
     filled = 0
     for piece in _pieces(value, count):
         flat = piece.reshape(-1)

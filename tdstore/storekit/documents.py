@@ -559,7 +559,7 @@ def fill_fault(fill: Any, dtype: torch.dtype) -> str | None:
     if type(fill) is int and fill == 0:
         return None
     try:
-        torch.full((1,), decode_number(fill), dtype=dtype)
+        torch.full((1,), decode_number(fill), dtype=dtype, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         return f"cannot be filled: {str(error)[:200]}"
     return None

@@ -99,7 +99,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         >>> empty((2, 3), torch.int16).shape
         torch.Size([2, 3])
     """
-    made = torch.empty(tuple(shape), dtype=dtype)
+    made = torch.empty(tuple(shape), dtype=dtype, device="cpu")
     if made.nbytes >= LARGE:
         _advise(*_whole(made.data_ptr(), made.nbytes), _HUGEPAGE)
     return made

@@ -10,8 +10,6 @@ from tdstore.builtin.cuda import CudaStore, open_cuda
 from tdstore.testing import StoreTests
 from tests.conftest import assert_same
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="cuda: torch sees no CUDA device here")
-
 
 class TestCuda(StoreTests):
     open = staticmethod(open_cuda)

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-import torch
+
+from tests.cuda import mode
 
 from .intended import INTENDED
 from .oracle import OURS, PEER, SELF_CHECK, Side, differences, outcome
@@ -28,8 +29,8 @@ GROUP = 40  # what pytest itself does for one test costs as much as several case
 
 
 def seed(number: int) -> None:
-    """Seed the CPU's generator. (`torch.manual_seed` also writes a stack trace for each device that is not there.)"""
-    torch.default_generator.manual_seed(number)
+    """Seed the generator of each device there is."""
+    mode.seed(number)
 
 
 def check_all(checks: Iterable[tuple[str, Callable[[], object]]]) -> None:

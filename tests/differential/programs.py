@@ -26,6 +26,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.cuda import mode
+
 from .oracle import OURS, PEER, Side, differences, outcome
 
 PEER_MODULES = ("tensordict", "tensordict.utils", "tensordict.base", "tensordict.tensorclass", "tensordict.functional")
@@ -77,7 +79,7 @@ def _run(source: str, side: Side, how: Callable[[Callable[[], object]], Any]) ->
     assert isinstance(last, ast.Expr), "a program ends with an expression"
 
     def run() -> Any:
-        torch.default_generator.manual_seed(0)
+        mode.seed(0)
         exec(compile(ast.Module(body, []), "program", "exec", dont_inherit=True), names)
         return eval(compile(ast.Expression(last.value), "program", "eval", dont_inherit=True), names)
 

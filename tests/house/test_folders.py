@@ -28,7 +28,7 @@ ELSEWHERE = {
 # Suites that cut across the folders of the sources, and what tests are made of.
 ACROSS = set(
     """
-    compile data data_loading differential examples faults house plugins porting reveal servers surface
+    compile cuda data data_loading differential examples faults house plugins porting reveal servers surface
     sweep torch_integration
     """.split()
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.cuda import mode
+
 MAKE = """
 kinds = {}
 def classed(source, base=None):
@@ -40,3 +42,18 @@ PLACES = {
     "value": "NonTensorData('text', batch_size=[4, 3])",
     "stack of values": "NonTensorStack(*(NonTensorStack(*(f'{i}{j}' for j in range(3))) for i in range(4)))",
 }
+
+# Containers of a GPU, beside which indices and new values are on the CPU; and one where everything is on the GPU, by
+# torch's default device.
+EVERYTHING = "all on cuda"
+ON_CUDA = {
+    "cuda": "source().to('cuda')",
+    "text on cuda": "source(s='text').to('cuda')",
+    "no device on cuda": "source().to('cuda').clear_device_()",
+    "lazy on cuda": "lazy_stack(list(source().to('cuda')))",
+    "class on cuda": "classed(source()).to('cuda')",
+    "params on cuda": "TensorDictParams(source()).to('cuda')",
+    EVERYTHING: "source()",
+}
+if mode.ON:
+    PLACES |= ON_CUDA

@@ -26,13 +26,14 @@ from typing import Any
 
 import torch
 
+from tests.cuda import mode
 from tests.differential.oracle import OURS, PEER, Raised, Side, describe, differences, outcome
 from tests.differential.programs import namespace
 
 from .calls import CALLS, START
 from .calls_kept import KEPT
 from .calls_more import MORE
-from .containers import MAKE, PLACES
+from .containers import EVERYTHING, MAKE, ON_CUDA, PLACES
 from .documented import documented
 
 ALL = {**CALLS, **MORE, **KEPT}
@@ -54,6 +55,7 @@ def parts(source: str) -> tuple[CodeType, CodeType]:
 
 
 LIVE = ("memory", "text", "locked", "nested", "memmap", "loaded", "shared", "params", "class", "typed")
+LIVE += tuple(place for place in ON_CUDA if "lazy" not in place)
 """Where reading an entry twice gives the same memory."""
 
 
@@ -67,18 +69,26 @@ def storages(value: Any) -> set[int]:
 
 
 def run(call: str, place: str, side: Side) -> dict[str, Any]:
+    """What a call gives on one side, what it leaves of the container and of `other`, and what shares memory."""
+    with mode.default("cuda" if place == EVERYTHING else "cpu"):
+        return _run(call, place, side)
+
+
+def _run(call: str, place: str, side: Side) -> dict[str, Any]:
     names = namespace(side, __name__)
     names["tmp"] = folder = tempfile.mkdtemp()
     try:
         exec(parts(START + MAKE)[0], names)
         names["td"] = td = eval(PLACES[place], names)
         names["other"] = names["source"](100) if place != "text" else names["source"](100, s="other")
+        if place in ON_CUDA:
+            names["other"] = names["other"].to("cuda")
         before = storages(td)
         held = list(td.values(True, True)) if place in LIVE else []  # else its addresses may be given out again
         found: list[Any] = []
 
         def made() -> Any:
-            torch.default_generator.manual_seed(0)
+            mode.seed(0)
             first, last = parts(call)
             exec(first, names)
             found.append(eval(last, names))

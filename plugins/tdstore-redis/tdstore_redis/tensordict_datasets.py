@@ -215,7 +215,11 @@ class TensordictStore(CheckedStore[_StoredLeaf]):
         plans: list[tuple[Tensor, Tensor, StoreIndex]] = []
         work: list[tuple[bytes, int, np.ndarray[Any, Any], Path]] = []
         for (spec, key), r in wanted:
-            out = torch.empty(index_shape(spec.shape, r.index), dtype=spec.dtype) if r.out is None else r.out
+            out = (
+                torch.empty(index_shape(spec.shape, r.index), dtype=spec.dtype, device="cpu")
+                if r.out is None
+                else r.out
+            )
             held, rest = _plan(r, spec, key, work)
             plans.append((out, held, rest))
         with self._line.errors("reading"):
@@ -273,7 +277,7 @@ def _plan(
     else:
         rows = np.arange(term.start, term.stop, term.step)
         count = len(rows)
-    held = torch.empty((count, *shape[1:]) if shape else (), dtype=spec.dtype)
+    held = torch.empty((count, *shape[1:]) if shape else (), dtype=spec.dtype, device="cpu")
     if held.numel():
         into = raw(held)
         breaks = np.flatnonzero(rows[1:] != rows[:-1] + 1) + 1

@@ -417,7 +417,7 @@ class ZarrStore(CheckedStore[Stored]):
 
     def _room(self, leaf: Leaf, shape: tuple[int, ...]) -> Tensor:
         if leaf.spec.nbytes <= FEW_BYTES and math.prod(shape) * leaf.spec.dtype.itemsize <= FEW_BYTES:
-            return torch.empty(shape, dtype=leaf.meta.dtype)
+            return torch.empty(shape, dtype=leaf.meta.dtype, device="cpu")
         with allocating(leaf.path, shape, leaf.meta.dtype, self.url):
             return empty(shape, leaf.meta.dtype)
 

@@ -313,7 +313,7 @@ class MemmapLeaves(MappedStore[LeafFile]):
 
     def _wrap(self, leaf: LeafFile) -> MemoryMappedTensor:
         file, writable = leaf.file, self.writable
-        mapped = torch.empty(leaf.shape, dtype=leaf.dtype) if leaf.probe is None else leaf.probe
+        mapped = torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu") if leaf.probe is None else leaf.probe
         return MemoryMappedTensor.wrap(
             mapped,
             None if self.location is None or not file else f"{self.location}/{'/'.join(file)}",

@@ -155,7 +155,9 @@ class MemoryMappedTensor(Tensor):
         cls, tensor: Tensor, filename: Any, *, existsok: bool, copy_existing: bool, copy: bool
     ) -> MemoryMappedTensor:
         rows = tensor.detach().unbind()
-        sizes = torch.tensor([row.shape for row in rows], dtype=torch.int64).reshape(len(rows), tensor.dim() - 1)
+        sizes = torch.tensor([row.shape for row in rows], dtype=torch.int64, device="cpu").reshape(
+            len(rows), tensor.dim() - 1
+        )
         flat = torch.cat([row.reshape(-1) for row in rows]) if rows else tensor.new_empty(0)
         made = cls.from_tensor(flat, filename=filename, existsok=existsok, copy_existing=copy_existing, copy_data=copy)
         return cls.wrap(nested_over(made.as_subclass(Tensor), sizes), made._filename)
@@ -260,7 +262,7 @@ class MemoryMappedTensor(Tensor):
             raise InvalidStateError(f"the storage is not that of the file {name}, but of {mapped or 'memory'}")
         if plain.nbytes() % dtype.itemsize:
             raise BatchSizeError(f"a storage of {plain.nbytes()} bytes does not hold elements of {dtype}")
-        flat = torch.empty(0, dtype=dtype).set_(plain, 0, (plain.nbytes() // dtype.itemsize,), (1,))
+        flat = torch.empty(0, dtype=dtype, device="cpu").set_(plain, 0, (plain.nbytes() // dtype.itemsize,), (1,))
         if shape is not None and storage_size(shape).numel() != len(flat):
             raise BatchSizeError(f"a storage of {len(flat)} elements does not fit the shape {shape_text(shape)}")
         made = cls.wrap(flat if shape is None else as_rows(flat, shape), name)
@@ -350,13 +352,17 @@ class MemoryMappedTensor(Tensor):
             )
             return cls.wrap(nested_over(flat.as_subclass(Tensor), sizes), flat._filename)  # type: ignore[return-value]
         if dtype is None:
-            dtype = torch.tensor(fill_value).dtype if isinstance(fill_value, complex) else torch.get_default_dtype()
+            dtype = (
+                torch.tensor(fill_value, device="cpu").dtype
+                if isinstance(fill_value, complex)
+                else torch.get_default_dtype()
+            )
         name = None if filename is None else os.path.abspath(os.fspath(filename))
         size = torch.Size(sizes)
         if any(n < 0 for n in size):
             raise BatchSizeError(f"{list(size)} is not the shape of a tensor")
         # Written to the file, not through the mapping: a full disk is an error, then.
-        source = torch.full((), fill_value, dtype=dtype).expand(size) if fill_value else None
+        source = torch.full((), fill_value, dtype=dtype, device="cpu").expand(size) if fill_value else None
         return cls._make(size, dtype, name, existsok=existsok, source=source)  # type: ignore[return-value]
 
     @classmethod
@@ -442,7 +448,11 @@ class CopiedLeaf(Tensor):
 
 def from_copy(dtype: torch.dtype, shape: tuple[int, ...], data: bytes) -> Tensor:
     """Rebuild a `CopiedLeaf`, in memory of its own."""
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
+    return (
+        torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+        if data
+        else torch.empty(shape, dtype=dtype, device="cpu")
+    )
 
 
 def copy_to_pickle(leaf: Tensor) -> Tensor:
@@ -494,7 +504,7 @@ def _umask() -> int:
 def reopened(name: str, dtype: torch.dtype, shape: tuple[Any, ...], shared: bool) -> Tensor:
     """Map the file of a pickled tensor."""
     nested = bool(shape) and isinstance(shape[0], tuple)
-    return _open_existing(name, dtype, torch.tensor(shape) if nested else shape, shared=shared)
+    return _open_existing(name, dtype, torch.tensor(shape, device="cpu") if nested else shape, shared=shared)
 
 
 def reopened_part(
@@ -509,7 +519,7 @@ def reopened_part(
     if not sound:
         raise CorruptStoreError(f"{name}: no part of a file has shape {shape}, strides {stride}, offset {offset}")
     if 0 in shape:
-        return MemoryMappedTensor.wrap(torch.empty(shape, dtype=dtype), name, shared=shared)
+        return MemoryMappedTensor.wrap(torch.empty(shape, dtype=dtype, device="cpu"), name, shared=shared)
     count = offset + 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
     mapped = _open_existing(name, dtype, (count,), shared=shared, part=True)
     return mapped.as_strided(shape, stride, offset).as_subclass(MemoryMappedTensor)
@@ -529,7 +539,7 @@ def _open_existing(
     name: str, dtype: torch.dtype, shape: Sequence[int] | Tensor, *, shared: bool, part: bool = False
 ) -> MemoryMappedTensor:
     if not storage_size(shape).numel():
-        empty = as_rows(torch.empty(0, dtype=dtype), shape)
+        empty = as_rows(torch.empty(0, dtype=dtype, device="cpu"), shape)
         return MemoryMappedTensor.wrap(empty, name, shared=shared)
     with files.io_errors(name, "mapping"):
         folder = files.open_dir(os.path.dirname(name))
@@ -564,7 +574,7 @@ def _map_existing(
 
 def _map_or_empty(fd: int, shape: torch.Size, dtype: torch.dtype, *, shared: bool, path: str) -> Tensor:
     if not shape.numel():
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return map_fd(fd, shape, dtype, shared=shared, path=path)
 
 

@@ -134,7 +134,10 @@ class LeafWriter:
             leaf.unsynced = True
         filled = [leaf for leaf in leaves if leaf.fill]
         self.write_packed(
-            [(leaf, Write(leaf.path, (), torch.full(leaf.shape, leaf.fill, dtype=leaf.dtype))) for leaf in filled]
+            [
+                (leaf, Write(leaf.path, (), torch.full(leaf.shape, leaf.fill, dtype=leaf.dtype, device="cpu")))
+                for leaf in filled
+            ]
         )
 
     def fill_pack(self) -> None:
@@ -180,7 +183,7 @@ class LeafWriter:
 
     def _fill(self, leaf: LeafFile, start: int) -> None:
         count = min(BLOCK, leaf.nbytes - start) // leaf.dtype.itemsize
-        block = to_numpy(torch.full((count,), leaf.fill, dtype=leaf.dtype)).view("uint8")
+        block = to_numpy(torch.full((count,), leaf.fill, dtype=leaf.dtype, device="cpu")).view("uint8")
         while start < leaf.nbytes:
             part = block[: leaf.nbytes - start]
             files.write_at(leaf.fd, part.data, start)
@@ -519,14 +522,22 @@ def read_runs(fd: int, wanted: Iterable[tuple[int, int]], leaf: LeafFile) -> Ten
     row = leaf.nbytes // leaf.shape[0] if leaf.shape and leaf.shape[0] else leaf.nbytes
     out = _read_bytes(fd, [(start * row, stop * row) for start, stop in wanted], leaf)
     shape = (len(out) // row, *leaf.shape[1:]) if leaf.shape and row else tuple(leaf.shape)
-    return torch.frombuffer(out, dtype=leaf.dtype).reshape(shape) if out else torch.empty(shape, dtype=leaf.dtype)
+    return (
+        torch.frombuffer(out, dtype=leaf.dtype).reshape(shape)
+        if out
+        else torch.empty(shape, dtype=leaf.dtype, device="cpu")
+    )
 
 
 def read_ranges(fd: int, leaf: LeafFile, read: Read) -> Tensor:
     """Read exactly the elements of a request, without the mapping: for rows that are too long to read whole."""
     out = _read_bytes(fd, byte_ranges(leaf.shape, leaf.dtype.itemsize, read.index).tolist(), leaf)
     shape = index_shape(leaf.shape, read.index)
-    value = torch.frombuffer(out, dtype=leaf.dtype).reshape(shape) if out else torch.empty(shape, dtype=leaf.dtype)
+    value = (
+        torch.frombuffer(out, dtype=leaf.dtype).reshape(shape)
+        if out
+        else torch.empty(shape, dtype=leaf.dtype, device="cpu")
+    )
     return value if read.out is None else read.out.copy_(value)
 
 

@@ -124,7 +124,7 @@ class TdzLeaves(MappedStore[LeafEntry]):
 
     def _mapped(self, leaf: LeafEntry) -> Tensor:
         if leaf.info is None:
-            return torch.empty(leaf.shape, dtype=leaf.dtype)
+            return torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
         if leaf.info.compress_type != zipfile.ZIP_STORED or leaf.start % leaf.dtype.itemsize:
             if leaf.packed:
                 pack = self._unpacked(leaf).numpy()
@@ -246,7 +246,7 @@ class TdzLeaves(MappedStore[LeafEntry]):
 
     def _fill(self, leaf: LeafEntry) -> None:
         if leaf.nbytes and (leaf.fill or str(leaf.fill) == "-0.0"):
-            filled = torch.full((), leaf.fill, dtype=leaf.dtype).expand(leaf.shape)
+            filled = torch.full((), leaf.fill, dtype=leaf.dtype, device="cpu").expand(leaf.shape)
             write_tensor(self._open.new, filled, leaf.start)
 
     def _discard(self) -> None:

@@ -85,7 +85,7 @@ class ConcatStore(CheckedStore[ConcatLeaf]):
             pieces = list(leaf.pieces(read.index))
             if leaf.role != "unbatched" and len(pieces) != 1:
                 shape = index_shape(leaf.spec.shape, read.index)
-                made[number] = torch.empty(shape, dtype=leaf.spec.dtype) if read.out is None else read.out
+                made[number] = torch.empty(shape, dtype=leaf.spec.dtype, device="cpu") if read.out is None else read.out
             for piece in pieces:
                 if piece.part.held is not None:
                     self._put(made, number, wanted[number], piece, gather(piece.part.held, piece.local))

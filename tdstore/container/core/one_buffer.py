@@ -115,7 +115,7 @@ def buffer_of(td: Any) -> Tensor:
     """Return all of the one storage, as bytes."""
     part = next((p for leaf in td._leaf_list() for p in parts_of(leaf) if p.numel()), None)
     if part is None:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.empty(0, dtype=torch.uint8, device=part.device).set_(part.untyped_storage())
 
 

@@ -189,7 +189,7 @@ class MappingMixin(Container):
         plan = _Plan(self, dim, num_workers, pool, executor, chunksize, num_chunks)
         plan.warn_of_ignored(None if shuffle else generator, max_tasks_per_child, mp_start_method)
         if shuffle and plan.length:
-            plan.order = torch.randperm(plan.length, generator=generator)
+            plan.order = torch.randperm(plan.length, generator=generator, device="cpu")
         work = Packed(Rows(fn, plan.dim, plan.one_by_one, False), cloud_first=plan.far)
 
         def results() -> Generator[Any, None, None]:

@@ -103,7 +103,7 @@ def _head(whole: ConcatStore, path: Path) -> Tensor:
     """Return the first bytes of values per row: where the next value goes, and the epoch of the first part."""
     head = whole.read([Read(path, (slice(0, HEAD, 1),))])[0].clone()
     (spec,) = whole.specs([path])
-    head[:8] = torch.tensor([spec.shape[0]]).view(torch.uint8)
+    head[:8] = torch.tensor([spec.shape[0]], device="cpu").view(torch.uint8)
     return head
 
 

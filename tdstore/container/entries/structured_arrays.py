@@ -45,4 +45,4 @@ def _values(field: np.ndarray[Any, Any]) -> NonTensor:
     pool.dtype = field.dtype
     if not field.ndim:
         return NonTensorData(pool[0])
-    return NonTensorStack._make(pool, torch.arange(len(pool)).reshape(field.shape))
+    return NonTensorStack._make(pool, torch.arange(len(pool), device="cpu").reshape(field.shape))

@@ -105,11 +105,11 @@ class UnbatchedTensor(Tensor, NonTensor):  # type: ignore[misc]  # methods of bo
         """Return the same tensor for the new batch, also for rows added by padding."""
         if isinstance(fn, Padding):
             return self
-        return self.for_batch(fn(torch.empty(()).expand(self.batch_size)).shape)
+        return self.for_batch(fn(torch.empty((), device="cpu").expand(self.batch_size)).shape)
 
     def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
         """Return the same tensor for each new batch."""
-        return [self.for_batch(part.shape) for part in fn(torch.empty(()).expand(self.batch_size))]
+        return [self.for_batch(part.shape) for part in fn(torch.empty((), device="cpu").expand(self.batch_size))]
 
     def rows(self, rows: Tensor) -> UnbatchedTensor:
         """Return the same tensor for these rows."""
@@ -129,7 +129,7 @@ class UnbatchedTensor(Tensor, NonTensor):  # type: ignore[misc]  # methods of bo
                 "these unbatched tensors differ, so that none of them belongs to the whole batch",
                 hint="make them entries with rows before you join the TensorDicts",
             )
-        return self.for_batch(fn([torch.empty(()).expand(p.batch_size) for p in parts]).shape)
+        return self.for_batch(fn([torch.empty((), device="cpu").expand(p.batch_size) for p in parts]).shape)
 
     def written(self, index: Any, part: NonTensor) -> NonTensor:
         if not self.same(part):

@@ -145,12 +145,12 @@ def _values(column: Sequence[NonTensor], dim: int, batch: torch.Size) -> NonTens
         return merge([type(e)(e.plain(), wide) for e in column], torch.stack)  # type: ignore[call-arg]
     sizes = {(*entry.batch_size[:dim], *entry.batch_size[dim + 1 :]) for entry in column}
     if dim >= len(batch) - 1 or len(sizes) > 1:  # they differ beyond the batch: lists of any lengths
-        return NonTensorStack._make([entry.tolist() for entry in column], torch.arange(len(column)))
+        return NonTensorStack._make([entry.tolist() for entry in column], torch.arange(len(column), device="cpu"))
     rows = []
     for entry in column:
         size = list(entry.batch_size)
         size[dim] = batch[dim + 1] - size[dim]
-        filler = NonTensorStack._make([None], torch.zeros(size, dtype=torch.int64))
+        filler = NonTensorStack._make([None], torch.zeros(size, dtype=torch.int64, device="cpu"))
         rows.append(merge([entry, filler], lambda parts: torch.cat(parts, dim)))
     return merge(rows, torch.stack)
 

@@ -99,7 +99,7 @@ def _flatten(td: Any) -> tuple[list[Any], Node]:
     batch = td._batch_size
     if symbolic(batch):
         if not children:  # a tensor that has the lengths in its shape
-            keys, children = (NO_KEY,), [torch.zeros((*batch, 0))]
+            keys, children = (NO_KEY,), [torch.zeros((*batch, 0), device="cpu")]
         batch = torch.Size((-1,) * len(batch))
         values = {k: _fitted(v, torch.Size(())) for k, v in values.items()}
     ndims = tuple([getattr(child, "ndim", 0) for child in children])

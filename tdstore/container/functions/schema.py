@@ -152,7 +152,7 @@ def allocation(entries: Mapping[Path, SchemaEntry], batch: torch.Size) -> Alloca
 
 def _value(entry: ValueSpec, batch: torch.Size) -> NonTensor:
     if entry.value is None:
-        return NonTensorStack._make([None], torch.zeros(batch, dtype=torch.int64))
+        return NonTensorStack._make([None], torch.zeros(batch, dtype=torch.int64, device="cpu"))
     return NonTensorData(entry.value.data, batch)
 
 

@@ -100,7 +100,7 @@ def _box(td: Any, dim: int | None, inward: bool) -> Box:
     if inward and dim is None:
         return Box(td, None, [])  # goes in as it is
     if isinstance(td, UnbatchedTensor):
-        return Box(td, dim, [torch.empty(()).expand(td.batch_size)])
+        return Box(td, dim, [torch.empty((), device="cpu").expand(td.batch_size)])
     if isinstance(td, Container._stored_class):
         raise UnsupportedError(
             "torch.vmap maps over tensors in memory, and these entries are stored",
@@ -115,7 +115,7 @@ def _box(td: Any, dim: int | None, inward: bool) -> Box:
     leaves: list[Any] = []
     td._collect(leaves, plain=False)
     parts = [leaf for leaf in leaves if is_batched(leaf) and not is_uninitialized(leaf)]
-    return Box(td, dim, parts or [torch.empty(()).expand(td._batch_size)], form)
+    return Box(td, dim, parts or [torch.empty((), device="cpu").expand(td._batch_size)], form)
 
 
 def _dense(stack: Any) -> tuple[Any, bool]:

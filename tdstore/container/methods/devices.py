@@ -173,8 +173,9 @@ class PlacingMixin(Container):
         return self.to("cpu", **kwargs)
 
     def cuda(self, device: Any = None, **kwargs: Any) -> Self:
-        """Move to a GPU: `to("cuda")`, or `to("cuda:device")`."""
-        return self.to("cuda" if device is None else torch.device("cuda", device), **kwargs)
+        """Move to a GPU: `to("cuda")`, or to the one that a number, a name or a `torch.device` says."""
+        number = type(device) is int
+        return self.to("cuda" if device is None else torch.device("cuda", device) if number else device, **kwargs)
 
     def auto_device_(self) -> Self:
         """Set the device to that of the leaves, if they share one; also in nested TensorDicts."""
@@ -264,7 +265,8 @@ class PlacingMixin(Container):
             with ThreadPoolExecutor(num_threads) as pool:
                 return list(pool.map(torch.Tensor.pin_memory, leaves))
 
-        return self._apply_inplace_result(self._resident()._foreach(pin), "pin memory", inplace)
+        live = self._resident() if isinstance(self, Container._stored_class) else self
+        return self._apply_inplace_result(live._foreach(pin), "pin memory", inplace)
 
     def pin_memory_(self, num_threads: int | str = 0) -> Self:
         """Move the leaves into page-locked memory in place; see `pin_memory`."""

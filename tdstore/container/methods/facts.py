@@ -96,7 +96,7 @@ class MeasureMixin(Container):
         """
 
         def address(leaf: Tensor) -> Tensor:
-            return torch.tensor(leaf.untyped_storage().data_ptr() if storage else leaf.data_ptr())
+            return torch.tensor(leaf.untyped_storage().data_ptr() if storage else leaf.data_ptr(), device="cpu")
 
         made: TensorDictBase = self._resident()._over_leaves_of(
             address, Over(None, False, self.batch_dims), torch.Size(()), None

@@ -163,7 +163,7 @@ def _values_where(condition: Tensor, td: Any, other: Any) -> dict[Any, NonTensor
             wide = condition.reshape((*condition.shape, *(1,) * (mine.ndim - condition.ndim))).expand(mine.batch_size)
             pairs = zip(wide.flatten().tolist(), mine.flat(), theirs.flat(), strict=True)
             values = [a if chosen else b for chosen, a, b in pairs]
-            at = torch.arange(len(values)).reshape(mine.batch_size)
+            at = torch.arange(len(values), device="cpu").reshape(mine.batch_size)
             rows[key] = NonTensorStack._make(values, at) if mine.ndim else NonTensorData(values[0])
     return rows
 

@@ -284,7 +284,7 @@ class NamedStorageMixin(Container):
                 hint="make_memmap_from_tensor copies the values",
             )
         size = torch.Size(flat_args((shape,)))
-        tensor = torch.empty(0, dtype=dtype or torch.get_default_dtype())
+        tensor = torch.empty(0, dtype=dtype or torch.get_default_dtype(), device="cpu")
         tensor.set_(storage, 0, size, torch.empty(size, device="meta").stride())
         return self._add_leaf(key, LeafSpec(size, tensor.dtype), tensor)
 
@@ -415,7 +415,8 @@ class NamedStorageMixin(Container):
     def share_memory_(self) -> Self:
         """Move the leaves to shared memory, which other processes see without a copy, and lock this TensorDict.
 
-        On a GPU nothing happens: CUDA memory can be sent to other processes as it is.
+        On a GPU nothing happens: CUDA memory can be sent to other processes as it is. Leaves of a GPU beside those of
+        the CPU stay there, too.
 
         Returns:
             This TensorDict.
@@ -439,7 +440,7 @@ class NamedStorageMixin(Container):
         if not stored and self.is_shared():
             return self.lock_()  # other processes have this memory, and go on seeing what is written
         alias = self._state & ALIAS
-        if not stored and (alias or any(leaf.requires_grad for leaf in self._leaf_list())):
+        if not stored and (alias or any(leaf.requires_grad or leaf.is_cuda for leaf in self._leaf_list())):
             _share_tensors(self)
             return self.lock_()
         return self._become(self.save(storage="shared"))

@@ -49,7 +49,7 @@ class Change(NamedTuple):
                 if isinstance(option, (tuple, list)) and len(option) == len(self.order):
                     options[name] = tuple(option[d] for d in self.order)
         dtype = self.dtype or old.dtype
-        fill = torch.full((), old.fill_value, dtype=old.dtype).to(dtype).item()
+        fill = torch.full((), old.fill_value, dtype=old.dtype, device="cpu").to(dtype).item()
         return LeafSpec(shape, dtype, fill_value=fill, **options)
 
 

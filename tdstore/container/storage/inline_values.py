@@ -44,7 +44,7 @@ class _InlineValues(list[Any]):
     def keep(self) -> None:
         """Commit the values."""
         handle, (*above, key) = self.handle, self.path
-        stack = NonTensorStack._make(list(self), torch.arange(len(self)).reshape(self.shape))
+        stack = NonTensorStack._make(list(self), torch.arange(len(self), device="cpu").reshape(self.shape))
         with pickling(handle.trusted):
             made = value_json(stack, self.path)
         group = handle.groups[tuple(above)]
@@ -65,7 +65,9 @@ class InlineStack(NonTensorStack):
     def over(cls, handle: Any, path: Path, entry: NonTensorStack) -> InlineStack:
         """Build the entry that a header has at a path."""
         shape = entry.batch_size
-        return cls._make(_InlineValues(entry.flat(), handle, path, shape), torch.arange(shape.numel()).reshape(shape))
+        return cls._make(
+            _InlineValues(entry.flat(), handle, path, shape), torch.arange(shape.numel(), device="cpu").reshape(shape)
+        )
 
     def put(self, index: Any, part: NonTensor) -> bool:
         pool = self._pool
@@ -92,7 +94,7 @@ class InlineStack(NonTensorStack):
 
 def rebuilt(values: list[Any], shape: torch.Size) -> NonTensorStack:
     """Rebuild a stack from its pickle."""
-    return NonTensorStack._make(list(values), torch.arange(len(values)).reshape(shape))
+    return NonTensorStack._make(list(values), torch.arange(len(values), device="cpu").reshape(shape))
 
 
 def inline_value(handle: Any, path: Path, record: Any, batch_size: torch.Size) -> NonTensor:

@@ -141,7 +141,7 @@ def _viewer(handle: StoreHandle) -> Viewer:
     if not fake_mode():
         return handle.store.view
     # Under FakeTensorMode a leaf has a shape and a dtype, and no file is mapped.
-    return lambda path: torch.empty(handle.specs[path].shape, dtype=handle.specs[path].dtype)
+    return lambda path: torch.empty(handle.specs[path].shape, dtype=handle.specs[path].dtype, device="cpu")
 
 
 def _device_of(store: Store) -> torch.device:

@@ -84,7 +84,7 @@ class Element:
     update_ = update
 
     def __setitem__(self: Any, index: Any, value: Any) -> None:
-        chosen = torch.empty(()).expand(self.batch_size)[index].numel()
+        chosen = torch.empty((), device="cpu").expand(self.batch_size)[index].numel()
         entry: Any = value
         found = entry.flat() if isinstance(value, ValueShapes) else [value]
         if not chosen or not found:

@@ -82,7 +82,7 @@ class NonTensor(ValueShapes):
 
     def positions(self) -> Tensor:
         """Return an int64 tensor of the batch's shape; positions with equal numbers show one value."""
-        return torch.zeros((), dtype=torch.int64).expand(self.batch_size)
+        return torch.zeros((), dtype=torch.int64, device="cpu").expand(self.batch_size)
 
     def to_json(self) -> dict[str, Any]:
         """Return the value record for a header; raise `TypeError` for a value that is not plain data."""
@@ -109,7 +109,7 @@ class NonTensor(ValueShapes):
             pairs = zip(self.flat(), other.flat(), strict=True)
         else:
             pairs = zip(self.flat(), [other] * self.numel(), strict=True)
-        return torch.tensor([alike(a, b) for a, b in pairs], dtype=torch.bool).reshape(self.batch_size)
+        return torch.tensor([alike(a, b) for a, b in pairs], dtype=torch.bool, device="cpu").reshape(self.batch_size)
 
     def __eq__(self, other: object) -> Any:
         return self._compared(other, equal=True)
@@ -179,7 +179,7 @@ class NonTensor(ValueShapes):
             condition.expand(wide).flatten().tolist(), self.expand(wide).flat(), theirs.expand(wide).flat(), strict=True
         )
         values = [mine if here else yours for here, mine, yours in rows]
-        at = torch.arange(len(values)).reshape(wide)
+        at = torch.arange(len(values), device="cpu").reshape(wide)
         made = NonTensorStack._make(values, at) if wide else NonTensorData(values[0])
         return made if out is None else out.update(made)
 
@@ -244,11 +244,11 @@ class NonTensorData(Element, NonTensor, ValueMethods):
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensorData:
         """Return the same value for the new batch."""
-        return self.for_batch(fn(torch.empty(()).expand(self.batch_size)).shape)
+        return self.for_batch(fn(torch.empty((), device="cpu").expand(self.batch_size)).shape)
 
     def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
         """Return the same value for each new batch."""
-        return [self.for_batch(part.shape) for part in fn(torch.empty(()).expand(self.batch_size))]
+        return [self.for_batch(part.shape) for part in fn(torch.empty((), device="cpu").expand(self.batch_size))]
 
     def maybe_to_stack(self) -> NonTensor:
         return NonTensorStack.from_nontensordata(self)
@@ -355,7 +355,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         rows = [v if isinstance(v, NonTensor) else NonTensorData(v) for v in evened(values, stack_dim)]
         made = merge(rows, lambda parts: torch.stack(parts, stack_dim)) if rows else None
         self._pool: Any = made._pool if isinstance(made, NonTensorStack) else []
-        self._at: Tensor = made._at if isinstance(made, NonTensorStack) else torch.arange(0)
+        self._at: Tensor = made._at if isinstance(made, NonTensorStack) else torch.arange(0, device="cpu")
         self._gathers = made._gathers if isinstance(made, NonTensorStack) else None
         self._held = None
         if batch_size is not None and as_size(batch_size) != self._at.shape:
@@ -374,7 +374,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         """Build a stack from `ndim` levels of nested lists, or from as many levels as have lists of one length."""
         shape, pool = levels(non_tensors, ndim)
         pool = [v.data if isinstance(v, NonTensorData) else v for v in pool]
-        return NonTensorStack._make(pool, torch.arange(len(pool)).reshape(shape))
+        return NonTensorStack._make(pool, torch.arange(len(pool), device="cpu").reshape(shape))
 
     @classmethod
     def from_nontensordata(cls, non_tensor: NonTensorData) -> NonTensor:
@@ -382,7 +382,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         if not non_tensor.batch_size:
             return non_tensor
         n = non_tensor.numel()
-        return NonTensorStack._make([non_tensor.data] * n, torch.arange(n).reshape(non_tensor.batch_size))
+        return NonTensorStack._make([non_tensor.data] * n, torch.arange(n, device="cpu").reshape(non_tensor.batch_size))
 
     one = NonTensorData
     """The entry of one value."""
@@ -480,7 +480,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
     def own(self) -> NonTensorStack:
         """Return a stack of plain objects that no other stack writes into."""
         values = self.flat()
-        return NonTensorStack._make(values, torch.arange(len(values)).reshape(self.batch_size))
+        return NonTensorStack._make(values, torch.arange(len(values), device="cpu").reshape(self.batch_size))
 
     # -- writing -----------------------------------------------------------------------------
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -582,7 +582,7 @@ def merge(parts: list[NonTensor], fn: Callable[[list[Tensor]], Tensor], *, colla
     if isinstance(first, NonTensorData) and all(isinstance(p, NonTensorData) for p in parts):
         stays = all(p._stays for p in parts)  # type: ignore[attr-defined]
         if (collapse or stays or capture_non_tensor_stack()) and all(equal(p.data, first.data) for p in parts):  # type: ignore[attr-defined]
-            return first.for_batch(fn([torch.empty(()).expand(p.batch_size) for p in parts]).shape)
+            return first.for_batch(fn([torch.empty((), device="cpu").expand(p.batch_size) for p in parts]).shape)
     if isinstance(first, NonTensorStack) and all(
         isinstance(p, NonTensorStack) and p._pool is first._pool and type(p) is type(first) for p in parts
     ):
@@ -591,7 +591,7 @@ def merge(parts: list[NonTensor], fn: Callable[[list[Tensor]], Tensor], *, colla
     if single and (stacked := stacked_positions([p.batch_size for p in parts], fn)) is not None:
         return NonTensorStack._make(PartValues(p.plain() for p in parts), stacked)
     values = [value for part in parts for value in part.flat()]
-    rows = torch.arange(len(values)).split([part.numel() for part in parts])
+    rows = torch.arange(len(values), device="cpu").split([part.numel() for part in parts])
     return NonTensorStack._make(values, fn([at.reshape(p.batch_size) for at, p in zip(rows, parts, strict=True)]))
 
 

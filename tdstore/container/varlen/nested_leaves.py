@@ -73,7 +73,9 @@ def leaf_below(td: Any, path: Path) -> Tensor:
 
 def _of_strided(tensor: Tensor) -> tuple[dict[str, Any], Tensor, Tensor, Tensor]:
     rows = list(tensor.unbind())
-    shapes = torch.tensor([row.shape for row in rows], dtype=torch.int64).reshape(len(rows), tensor.dim() - 1)
+    shapes = torch.tensor([row.shape for row in rows], dtype=torch.int64, device="cpu").reshape(
+        len(rows), tensor.dim() - 1
+    )
     sizes = shapes.prod(1)
     ends = sizes.cumsum(0)
     total = int(ends[-1]) if rows else 0
@@ -104,7 +106,7 @@ def jagged_parts(tensor: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
     """
     if not tensor.is_nested:
         count, size = tensor.shape[0], tensor.shape[dim]
-        return tensor.movedim(dim, 1).flatten(0, 1), torch.arange(count + 1) * size
+        return tensor.movedim(dim, 1).flatten(0, 1), torch.arange(count + 1, device="cpu") * size
     if tensor.layout is torch.jagged:
         dim = ragged_dim(tensor)
         values, offsets = tensor.values().movedim(dim - 1, 0), tensor.offsets().to("cpu", torch.int64)  # type: ignore[attr-defined]
@@ -114,7 +116,7 @@ def jagged_parts(tensor: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
     else:
         none = tensor.new_empty(0)
     rows = [row.movedim(dim - 1, 0) for row in tensor.unbind()]
-    offsets = torch.tensor([0, *map(len, rows)], dtype=torch.int64).cumsum(0)
+    offsets = torch.tensor([0, *map(len, rows)], dtype=torch.int64, device="cpu").cumsum(0)
     return torch.cat(rows) if rows else none, offsets
 
 
@@ -136,7 +138,7 @@ def parts_of_rows(rows: Tensor, record: Any) -> dict[str, Tensor]:
     elif rows.is_nested:
         found = parts_of_nested(_as_strided(rows))[1]
     else:
-        shapes = torch.tensor([rows.shape[1:]], dtype=torch.int64).reshape(1, -1).expand(len(rows), -1)
+        shapes = torch.tensor([rows.shape[1:]], dtype=torch.int64, device="cpu").reshape(1, -1).expand(len(rows), -1)
         ends = shapes.prod(1).cumsum(0)
         found = {VALUES: rows.flatten(), SPANS: torch.stack((ends - shapes.prod(1), ends), 1), SHAPES: shapes}
     return {name: found[name] for name in names}
@@ -277,14 +279,16 @@ class Nested:
             return torch.nested.as_nested_tensor(rows, layout=torch.strided)
         parts = [row.movedim(self.dim - 1, 0) for row in rows] if self.layout is torch.jagged else []
         values = torch.cat(parts) if parts else self._no_values()
-        ends = torch.tensor([*map(len, parts)], dtype=torch.int64).cumsum(0)
+        ends = torch.tensor([*map(len, parts)], dtype=torch.int64, device="cpu").cumsum(0)
         row_offsets = torch.stack((torch.cat((ends.new_zeros(1), ends))[: len(ends)], ends), 1)
-        shapes = None if self.layout is torch.jagged else torch.zeros((0, len(self.rest)), dtype=torch.int64)
+        shapes = (
+            None if self.layout is torch.jagged else torch.zeros((0, len(self.rest)), dtype=torch.int64, device="cpu")
+        )
         return self._whole(values, row_offsets, shapes)
 
     def _no_values(self) -> Tensor:
         rest = [*self.rest[: self.dim - 1], *self.rest[self.dim :]] if self.layout is torch.jagged else []
-        return torch.empty((0, *rest), dtype=self.dtype)
+        return torch.empty((0, *rest), dtype=self.dtype, device="cpu")
 
     def _read_rows(self, index: slice | Tensor, *, partial: bool) -> Rounds[list[Tensor]]:
         """Read the elements of some rows alone. Adjacent ones take one request."""
@@ -352,7 +356,7 @@ class Nested:
         fixed = [d for d, n in enumerate(self.rest) if n != -1]
         mismatched = bool((shapes < 0).any()) or not np.array_equal(sizes, ends - begins)
         if mismatched or bool(
-            (shapes[:, fixed] != torch.tensor([self.rest[d] for d in fixed], dtype=torch.int64)).any()
+            (shapes[:, fixed] != torch.tensor([self.rest[d] for d in fixed], dtype=torch.int64, device="cpu")).any()
         ):
             raise self._damaged("a shape is not that of its elements")
 

@@ -72,7 +72,11 @@ def _joined(like: Tensor, rows: list[Tensor]) -> Tensor:
     """Join rows into a nested tensor of the layout of another."""
     if not rows and like.layout is not torch.jagged:
         return torch.nested.nested_tensor([], dtype=like.dtype, device=like.device)
-    return torch.nested.as_nested_tensor(rows, layout=like.layout) if rows else _jagged_rows(like, torch.arange(0))
+    return (
+        torch.nested.as_nested_tensor(rows, layout=like.layout)
+        if rows
+        else _jagged_rows(like, torch.arange(0, device="cpu"))
+    )
 
 
 def _jagged_row(tensor: Tensor, row: int) -> Tensor:
@@ -219,13 +223,13 @@ def empty_rows(like: NestedForm, count: int) -> Tensor:
     """
     row, dim = [0 if n == -1 else n for n in like.row], like.dim
     if like.layout is torch.jagged:
-        offsets = torch.zeros(count + 1, dtype=torch.int64)
-        return _jagged(torch.empty((0, *row[: dim - 1], *row[dim:]), dtype=like.dtype), offsets, dim)
+        offsets = torch.zeros(count + 1, dtype=torch.int64, device="cpu")
+        return _jagged(torch.empty((0, *row[: dim - 1], *row[dim:]), dtype=like.dtype, device="cpu"), offsets, dim)
     if 0 not in row:
         raise UnsupportedError(
             "no empty rows can be made for a nested tensor whose rows all have one shape", hint="append() rows instead"
         )
-    return torch.nested.as_nested_tensor([torch.empty(row, dtype=like.dtype) for _ in range(count)])
+    return torch.nested.as_nested_tensor([torch.empty(row, dtype=like.dtype, device="cpu") for _ in range(count)])
 
 
 def _row_shape(like: Tensor) -> Sequence[int]:

@@ -78,7 +78,13 @@ def _stack(offsets: Tensor, wanted: _Wanted, values: Sequence[Tensor], what: str
         return PackedStack.over(offsets, Text(values[0], 0, what, url))
     if len(values) == 2:
         return PackedStack.over(offsets, Text(values[1], int(wanted.starts[1]), what, url))
-    text = values[0] if len(values) == 1 else torch.cat(list(values)) if values else torch.zeros(0, dtype=torch.uint8)
+    text = (
+        values[0]
+        if len(values) == 1
+        else torch.cat(list(values))
+        if values
+        else torch.zeros(0, dtype=torch.uint8, device="cpu")
+    )
     return PackedStack.over(moved(offsets, wanted.bounds, wanted.starts, wanted.stops), Text(text, 0, what, url))
 
 

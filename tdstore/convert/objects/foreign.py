@@ -109,7 +109,7 @@ def _from_dataset(dataset: Any) -> Any:
         if has_rows and isinstance(found, list):
             rows = np.empty(math.prod(batch), object)
             rows[:] = [*itertools.chain.from_iterable(found)] if len(batch) > 1 else found
-            made.set(str(name), NonTensorStack._make([*rows], torch.arange(len(rows)).reshape(batch)))
+            made.set(str(name), NonTensorStack._make([*rows], torch.arange(len(rows), device="cpu").reshape(batch)))
         elif has_rows:
             made.set(str(name), found)
         elif isinstance(found, torch.Tensor):

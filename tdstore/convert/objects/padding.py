@@ -110,7 +110,7 @@ def _values(parts: list[NonTensor], dim: int, sizes: torch.Size) -> NonTensor:
     """Return the values of the elements of a stack, None where there was no position."""
     if all(isinstance(part, NonTensorData) for part in parts):
         flat = [part.data for part in parts]  # type: ignore[attr-defined]
-        at = torch.arange(len(parts)).reshape([-1 if d == dim else 1 for d in range(len(sizes))])
+        at = torch.arange(len(parts), device="cpu").reshape([-1 if d == dim else 1 for d in range(len(sizes))])
         return NonTensorStack._make(flat, at).move(lambda t: t.expand(sizes))
     array = np.empty(sizes, object)
     rows = np.moveaxis(array, dim, 0)
@@ -123,7 +123,7 @@ def _values(parts: list[NonTensor], dim: int, sizes: torch.Size) -> NonTensor:
 
 def _mask(td: Any, sizes: torch.Size) -> Tensor:
     """Build a mask that is True at the existing positions of the batch."""
-    mask = torch.zeros(sizes, dtype=torch.bool)
+    mask = torch.zeros(sizes, dtype=torch.bool, device="cpu")
     if isinstance(td, Container._stack_class):
         for row, element in zip(mask.unbind(td._stack_dim), td._tds, strict=True):
             row[tuple(map(slice, element.batch_size))] = True

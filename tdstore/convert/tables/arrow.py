@@ -154,7 +154,7 @@ def _entries(columns: Mapping[Any, Any], dtype: torch.dtype | None, separator: s
         elif isinstance(column, Mapping):
             out[key] = _entries(column, dtype, None)
         else:
-            out[key] = NonTensorStack._make(column, torch.arange(len(column)))
+            out[key] = NonTensorStack._make(column, torch.arange(len(column), device="cpu"))
     return out
 
 

@@ -92,7 +92,7 @@ def _form(blocks: Iterator[Any]) -> Any:
     form = Container._resident_class(batch_size=(rows,))
     for path, entry in entries.items():
         if isinstance(entry, list):
-            form.set(path, NonTensorStack._make(entry, torch.arange(rows)))
+            form.set(path, NonTensorStack._make(entry, torch.arange(rows, device="cpu")))
         else:
             form.set(path, entry.expand(rows, *entry.shape[1:]))
     return form
@@ -124,7 +124,7 @@ def _joined(known: Any, value: Any, path: Path, rows: int) -> Any:
             f"of {list(value.shape[1:])} there"
         )
     dtype = value.dtype if known is None else torch.promote_types(known.dtype, value.dtype)
-    return torch.zeros((), dtype=dtype).expand(1, *value.shape[1:])
+    return torch.zeros((), dtype=dtype, device="cpu").expand(1, *value.shape[1:])
 
 
 class Sizes(NamedTuple):

@@ -91,7 +91,7 @@ class DecodeImages:
                 hint="pass size=(height, width), or each= with a function that crops",
             )
         if not images:
-            return torch.zeros(0, CHANNELS[self.mode], *(self.size or (0, 0)), dtype=torch.uint8)
+            return torch.zeros(0, CHANNELS[self.mode], *(self.size or (0, 0)), dtype=torch.uint8, device="cpu")
         return torch.stack(images)
 
     def _decoded(self, key: NestedKey, row: int, file: object) -> Tensor:

@@ -118,7 +118,7 @@ class OneFile:
     def map(self, *, shared: bool) -> Tensor:
         """Map the leaves as one uint8 tensor; a private one unless `shared`."""
         if not self.size:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         return map_fd(self._fd, (self.size,), torch.uint8, shared=shared, path=self.url)
 
     def begin_writing(self) -> None:
@@ -244,7 +244,7 @@ class OneFile:
 @contextmanager
 def _probing(leaf: _Leaf, tensor: Tensor) -> Iterator[None]:
     """Set the mapped memory of a leaf, from the storage of a view of it, during the block."""
-    memory = torch.empty(0, dtype=torch.uint8)
+    memory = torch.empty(0, dtype=torch.uint8, device="cpu")
     leaf.probe = memory.set_(tensor.untyped_storage(), leaf.start, (leaf.nbytes,), (1,))
     try:
         yield

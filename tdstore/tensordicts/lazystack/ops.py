@@ -384,7 +384,7 @@ class LazyOps(LazyWrites):
             wants_view(fn, self._batch_size) or self._is_flattened(fn, new)
         ):
             self._even("view")
-            places = fn(torch.arange(self._batch_size.numel()).reshape(self._batch_size))
+            places = fn(torch.arange(self._batch_size.numel(), device="cpu").reshape(self._batch_size))
             made = self._row_by_row(places.flatten().tolist(), places.shape)
             if names is not None:
                 made._set_names(names)
@@ -395,7 +395,7 @@ class LazyOps(LazyWrites):
         """Return whether a move makes one dimension of all, so that rows share memory with the elements."""
         if len(new) != 1 or self._ragged or new[0] != self._batch_size.numel():
             return False
-        places = torch.arange(new[0])
+        places = torch.arange(new[0], device="cpu")
         return torch.equal(fn(places.reshape(self._batch_size)), places)
 
     def _row_by_row(self, places: Iterable[int], shape: Sequence[int]) -> Any:
@@ -465,7 +465,7 @@ class LazyOps(LazyWrites):
         except UnevenError:
             if self._ragged:
                 raise
-        places = torch.arange(self._batch_size.numel()).reshape(self._batch_size)
+        places = torch.arange(self._batch_size.numel(), device="cpu").reshape(self._batch_size)
         there = fn(places)
         if not torch.equal(fn(places + len(places.flatten())), there + len(places.flatten())):
             raise UnevenError(

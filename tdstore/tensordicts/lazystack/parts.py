@@ -115,7 +115,7 @@ def row_parts(value: Any, found: Route, single: bool) -> list[tuple[int, Any]]:
     if single or isinstance(found.rows, int):
         return [(row, value) for row in ([found.rows] if isinstance(found.rows, int) else found.rows.tolist())]
     grid = found.rows
-    places = [torch.unravel_index(torch.tensor(i), grid.shape) for i in range(grid.numel())]
+    places = [torch.unravel_index(torch.tensor(i, device="cpu"), grid.shape) for i in range(grid.numel())]
     lead = (slice(None),) * found.place
     return [(row, value._at((*lead, *map(int, at)))) for row, at in zip(grid.flatten().tolist(), places, strict=True)]
 

@@ -414,7 +414,9 @@ class LazyTree(TensorDictBase):
             mine = (numbers == number).nonzero().flatten()
             td = self._tds[number]
             at = tuple(i[mine] for i in inner)
-            parts.append(td._at(at) if at else td._at((None,))._at(torch.zeros(len(mine), dtype=torch.int64)))
+            parts.append(
+                td._at(at) if at else td._at((None,))._at(torch.zeros(len(mine), dtype=torch.int64, device="cpu"))
+            )
             order.append(mine)
         if not parts:
             empty = self._of(self._tds[:1], self._stack_dim)._resident() if self._tds else self._resident()
@@ -564,7 +566,7 @@ def _lists(parts: Sequence[Any], place: int) -> NonTensorStack | None:
     for _ in range(place):
         columns = [[value for row in column for value in row] if _ else column for column in columns]
     flat = list(columns) if not place else [column[i] for i in range(size[:-1].numel()) for column in columns]
-    return NonTensorStack._make(flat, torch.arange(size.numel()).reshape(size))
+    return NonTensorStack._make(flat, torch.arange(size.numel(), device="cpu").reshape(size))
 
 
 def check_elements(tds: Sequence[Any], dim: int, strict_shape: bool) -> int:

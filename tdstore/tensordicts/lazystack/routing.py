@@ -90,7 +90,7 @@ def route(terms: tuple[Any, ...], dim: int, count: int, ndim: int) -> Route | No
         start, stop, step = hit.indices(count)
         if step <= 0:
             raise InvalidArgumentError("slice step must be positive")
-        rows = torch.arange(start, max(start, stop), step)
+        rows = torch.arange(start, max(start, stop), step, device="cpu")
         if not arrays:
             return Route(rows, others, before, False)
         block = max(1 if full[i].dtype is torch.bool else full[i].ndim for i in arrays)
@@ -120,7 +120,7 @@ def _row_numbers(term: Tensor, count: int) -> Tensor:
     rows = as_rows(term.cpu(), count)
     if isinstance(rows, Tensor):
         return rows
-    return torch.arange(count)[rows]
+    return torch.arange(count, device="cpu")[rows]
 
 
 def _are_separated(full: Sequence[Any], arrays: Sequence[int]) -> bool:
@@ -130,7 +130,7 @@ def _are_separated(full: Sequence[Any], arrays: Sequence[int]) -> bool:
 
 def positions(batch: torch.Size, terms: tuple[Any, ...]) -> Tensor:
     """Compute the flat position in the batch of each position of the result."""
-    return torch.arange(batch.numel()).reshape(batch)[terms]
+    return torch.arange(batch.numel(), device="cpu").reshape(batch)[terms]
 
 
 def unravel(flat: Tensor, batch: torch.Size, dim: int) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -227,9 +227,9 @@ def _traced(out: Tensor, sizes: list[int], strides: list[int], base: int, dim: i
         dims = [q for q, step in enumerate(steps) if step == 1 and out.stride(q) == unit][:1]
     rows: Any = starts[dim]
     if dims:
-        grid = torch.tensor(starts[dim])
+        grid = torch.tensor(starts[dim], device="cpu")
         for q in dims:
-            grid = grid.unsqueeze(-1) + torch.arange(out.shape[q]) * steps[q]
+            grid = grid.unsqueeze(-1) + torch.arange(out.shape[q], device="cpu") * steps[q]
         rows = grid
     left = [(out.shape[q], out.stride(q)) for q in range(out.ndim) if q not in dims]
     own = [(sizes[i], strides[i]) for i in range(len(sizes)) if i != dim]

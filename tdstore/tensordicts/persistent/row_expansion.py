@@ -39,7 +39,7 @@ def widened(entry: Any, sel: Selection, source: torch.Size, names: Names) -> Ten
                     f"the nested tensor {key!r} cannot be set through a window",
                     hint="set it on the TensorDict that was indexed",
                 )
-            data[key] = torch.zeros((), dtype=dtype).expand((*source, *shape[n:]))
+            data[key] = torch.zeros((), dtype=dtype, device="cpu").expand((*source, *shape[n:]))
         elif kind == GROUP:
             data[key] = widened(td._raw(key), sel, source, names)
         else:
@@ -94,7 +94,7 @@ def put_rows(key: str, old: NonTensor, sel: Selection, value: NonTensor) -> NonT
     size = old.batch_size
     sel.check_there(size)
     plan = sel.read_plan()
-    places = torch.arange(size.numel()).reshape(size)
+    places = torch.arange(size.numel(), device="cpu").reshape(size)
     if more := sel.src_shape[len(size) :]:
         places = places.reshape(*size, *(1,) * len(more)).expand(*size, *more)
     flat = old.move(lambda t: t.reshape(-1))

@@ -247,7 +247,7 @@ class StoredWrites(StoredTree):
         if fresh is None:
             whole = self._handle.store.read([Read(path)])[0]
         else:
-            whole = torch.zeros(fresh.shape, dtype=fresh.dtype)
+            whole = torch.zeros(fresh.shape, dtype=fresh.dtype, device="cpu")
         for index, part in pieces:
             scatter(whole, index, part)
         return [Write(path, (), whole)]

@@ -63,7 +63,7 @@ def from_bytes(name: str, data: bytes) -> Tensor:
     dtype = _DTYPES.get(name)
     if dtype is None or type(data) is not bytes or len(data) % dtype.itemsize:
         raise CorruptStoreError(f"the pickle has elements of the dtype {name!r:.80} that are none")
-    made = torch.empty(len(data) // dtype.itemsize, dtype=dtype)
+    made = torch.empty(len(data) // dtype.itemsize, dtype=dtype, device="cpu")
     ctypes.memmove(made.data_ptr(), data, len(data))
     return made
 

@@ -33,7 +33,7 @@ def read(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, out: Tensor |
     inverse = None
     if at is not None:
         rows, inverse = sorted_unique(index[at])  # type: ignore[arg-type]
-        part = torch.empty((*shape[:at], len(rows), *shape[at + 1 :]), dtype=spec.dtype)
+        part = torch.empty((*shape[:at], len(rows), *shape[at + 1 :]), dtype=spec.dtype, device="cpu")
         _read_rows(dataset, index, at, rows.numpy(), to_numpy(part))
     else:
         part = out if out is not None and out.is_contiguous() and out.shape == shape else empty(shape, spec.dtype)

@@ -154,7 +154,7 @@ def plan_read(
         return _fetches(path, array, rows, raw(out)), None
     # Whole rows into memory of our own, and from there the selection.
     count = rows[1] - rows[0] if isinstance(rows, tuple) else len(rows)
-    held = torch.empty((count, *shape[1:]) if shape else (), dtype=out.dtype)
+    held = torch.empty((count, *shape[1:]) if shape else (), dtype=out.dtype, device="cpu")
     rest = (slice(0, count, 1), *index[1:]) if index else ()
 
     def finish() -> None:

@@ -67,7 +67,7 @@ def _remember(writer: Writer, items: Iterable[Item]) -> None:
             continue
         if lengths[array.number] and _first_row(w.index) >= lengths[array.number][0]:
             continue  # rows that the last commit does not have
-        value = torch.empty(w.value.shape, dtype=w.value.dtype)
+        value = torch.empty(w.value.shape, dtype=w.value.dtype, device="cpu")
         ends: list[Callable[[], None]] = []
         writer.read(partial(_plan_read, w.path, array, w.index, value, ends), writer.wire())
         for end in ends[-1:]:

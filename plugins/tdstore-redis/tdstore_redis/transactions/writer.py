@@ -499,7 +499,7 @@ class Writer(Session):
         step = max(1, STEP // max(1, array.row))
         for at in range(0, rows if array.row else 0, step):
             stop = min(rows, at + step)
-            part = torch.empty((stop - at, *array.spec.shape[1:]), dtype=array.spec.dtype)
+            part = torch.empty((stop - at, *array.spec.shape[1:]), dtype=array.spec.dtype, device="cpu")
             index = (slice(at, stop, 1),)
             self.read(partial(_plan, path, array, index, part), self.wire())
             for change in plan_write(path, copy, index, part):
