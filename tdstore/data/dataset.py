@@ -11,8 +11,7 @@ from tdstore import TensorDictBase
 from tdstore.errors import OutOfRangeError
 from tdstore.types import NestedKey
 
-from .source import Data, Room, Source, Transform
-from .transfer import pinned
+from .source import Data, Source, Transform
 
 
 class TensorDictDataset(Dataset[TensorDictBase]):
@@ -56,10 +55,6 @@ class TensorDictDataset(Dataset[TensorDictBase]):
         self.transform = transform
         self.device = None if device is None else torch.device(device)
 
-    @property
-    def _room(self) -> Room | None:
-        return pinned if self.device is not None and self.device.type == "cuda" else None
-
     def __len__(self) -> int:
         return self._source.size
 
@@ -68,7 +63,7 @@ class TensorDictDataset(Dataset[TensorDictBase]):
 
     def __getitems__(self, rows: Sequence[int]) -> TensorDictBase:
         """Read a batch of rows at once, as a `DataLoader` requests them."""
-        return self._finished(self._source.read(self._checked(rows), self._room))
+        return self._finished(self._source.read(self._checked(rows)))
 
     @staticmethod
     def collate(batch: TensorDictBase) -> TensorDictBase:
@@ -87,6 +82,4 @@ class TensorDictDataset(Dataset[TensorDictBase]):
 
     def _finished(self, rows: TensorDictBase) -> TensorDictBase:
         made = rows if self.transform is None else self.transform(rows)
-        if self.device is None:
-            return made
-        return made.to(self.device, non_blocking=self._room is not None)
+        return made if self.device is None else made.to(self.device)

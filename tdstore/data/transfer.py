@@ -4,19 +4,6 @@ import torch
 
 from tdstore import TensorDictBase
 
-from .source import Room
-
-
-def pinned(nbytes: int) -> torch.Tensor:
-    """Allocate page-locked memory. torch reuses it once it is freed and the copies from it have ended."""
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-
-
-def as_pinned(batch: TensorDictBase) -> TensorDictBase:
-    """Return a batch in page-locked memory: itself if it was read into that."""
-    leaves = [leaf for leaf in batch.values(True, True) if isinstance(leaf, torch.Tensor)]
-    return batch if all(leaf.is_pinned() for leaf in leaves) else batch.pin_memory()
-
 
 class Transfer:
     """Move batches to a device.
@@ -32,8 +19,6 @@ class Transfer:
         self.device = device
         cuda = device is not None and device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if cuda else None
-        self.room: Room | None = pinned if cuda else None
-        """Allocates memory to read batches into, from which the device copies them."""
 
     def send(self, batch: TensorDictBase) -> tuple[TensorDictBase, torch.cuda.Event | None]:
         """Begin the move of a batch; called in the thread that has read it."""
@@ -41,8 +26,9 @@ class Transfer:
             return batch, None
         if self._stream is None:
             return batch.to(self.device), None
+        pinned = batch.pin_memory()
         with torch.cuda.stream(self._stream):
-            moved = as_pinned(batch).to(self.device, non_blocking=True)
+            moved = pinned.to(self.device, non_blocking=True)
             copied = torch.cuda.Event()
             copied.record(self._stream)
         # The pinned memory goes back to its allocator when the copy has ended: torch records the stream for that.

@@ -20,6 +20,9 @@ from tdstore.types import StoreIndex
 
 _THREADS_PAY = 8 << 20
 """Below this many bytes waking OpenMP threads can cost more (13 ms on a busy machine) than it saves."""
+_MANY_THREADS = 8
+_MANY_THREADS_PAY = 1 << 20
+"""The same bound from so many threads on: a machine with them has cores to spare."""
 _ROW = 32
 """From rows of this many bytes on numpy scatters faster than torch."""
 _UINT64 = np.dtype(np.uint64)
@@ -87,7 +90,8 @@ def _gather_rows(leaf: Tensor, index: StoreIndex, at: int, rows: Tensor, out: Te
 def _gather_dense(leaf: Tensor, at: int, rows: Tensor, shape: Sequence[int], out: Tensor | None) -> Tensor:
     # Both copy whole rows (`leaf[rows]` goes element by element, 5-20 times slower). numpy takes scattered
     # rows from memory in less than half the time, and never waits for threads.
-    if leaf.ndim > 1 and math.prod(shape) * leaf.itemsize < _THREADS_PAY and not leaf.requires_grad:
+    bound = _THREADS_PAY if torch.get_num_threads() < _MANY_THREADS else _MANY_THREADS_PAY
+    if leaf.ndim > 1 and math.prod(shape) * leaf.itemsize < bound and not leaf.requires_grad:
         if out is None:
             out = torch.empty(shape, dtype=leaf.dtype, device="cpu")
         # mode="clip" writes straight into `out`; "raise" would go through a buffer. Rows are in range.
@@ -187,7 +191,7 @@ def put_rows(
         positions = None
         if rows.device != leaf.device:
             rows, positions = _last_rows_on(leaf.device, rows, len(leaf), {} if elsewhere is None else elsewhere)
-        put(leaf, (rows,), value if positions is None else take(value, 0, positions))
+        _assign(leaf, rows, value if positions is None else at_rows(value, positions))
     elif on_cpu and dtype in _COPIED and value.numel() <= _ONE_THREAD:
         leaf.index_copy_(0, rows, value)  # in order, at half the cost
     elif len(rows) > _PARALLEL_ROWS:
@@ -208,10 +212,14 @@ def _last_rows_on(
 
 def put(leaf: Tensor, terms: tuple[Any, ...], value: Tensor) -> None:
     """Write `leaf[terms] = value` for any torch index and every dtype; `value` has the leaf's dtype."""
+    if len(terms) == 1 and _whole_rows(leaf, terms[0], value):
+        _copy_rows(leaf, terms[0], value)
+        return
+    _assign(leaf, terms, value)
+
+
+def _assign(leaf: Tensor, terms: Any, value: Tensor) -> None:
     try:
-        if len(terms) == 1 and _whole_rows(leaf, terms[0], value):
-            _copy_rows(leaf, terms[0], value)
-            return
         leaf[terms] = value
     except NotImplementedError:  # torch lacks the kernel for this dtype, and has written nothing
         if leaf.dtype.itemsize not in _BITS:

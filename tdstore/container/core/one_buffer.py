@@ -15,7 +15,7 @@ from tdstore.container.core.tensorclasses import Typed, maker_of, resolve_class,
 from tdstore.container.entries.nested_tensors import ragged_dim
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
 from tdstore.errors import CorruptStoreError, UnsupportedError
-from tdstore.io.consolidated.buffer import Slot, arrange
+from tdstore.io.consolidated.buffer import BufferViews, arrange
 from tdstore.io.consolidated.file import OneFile, file_of
 from tdstore.pickling import rebuild
 from tdstore.types import Fault
@@ -88,7 +88,8 @@ def consolidated(td: Any, new_buffer: Callable[[int], Tensor], copy: Copy) -> Te
     parts = [part.detach() for leaf in leaves for part in parts_of(leaf)]
     slots = arrange((part.dtype, part.shape) for part in parts)
     buffer = new_buffer(slots[-1].stop if slots else 0)
-    views = [slot.view(buffer) for slot in slots]
+    over = BufferViews(buffer)
+    views = [over.at(slot.dtype, slot.shape, slot.start) for slot in slots]
     copy(views, parts)
     rest = iter(views)
     made: TensorDict = source._with_leaves(rebuilt(leaf, rest) for leaf in leaves)
@@ -199,12 +200,12 @@ def _place(part: Tensor) -> tuple[torch.dtype, tuple[int, ...], int]:
 
 def unpacked(parts: tuple[Any, ...], buffer: Tensor) -> TensorDict:
     """Rebuild the container that `packed` took apart, over its buffer."""
-    made: TensorDict = _unpacked(parts, buffer)
+    made: TensorDict = _unpacked(parts, BufferViews(buffer))
     made._state |= CONSOLIDATED
     return made
 
 
-def _unpacked(parts: tuple[Any, ...], buffer: Tensor) -> Any:
+def _unpacked(parts: tuple[Any, ...], buffer: BufferViews) -> Any:
     if parts[0] == _CLASS:
         return resolve_class(parts[1])._wrap_if_fits(_unpacked(parts[2], buffer))
     if parts[0] == _STACK:
@@ -214,19 +215,14 @@ def _unpacked(parts: tuple[Any, ...], buffer: Tensor) -> Any:
     data: dict[str, Any] = {}
     for key, kind, *found in entries:
         if kind == _DENSE:
-            data[key] = _cut(found[0], buffer)
+            data[key] = buffer.at(*found[0])
         elif kind == _UNBATCHED:
-            data[key] = UnbatchedTensor(_cut(found[0], buffer), batch)
+            data[key] = UnbatchedTensor(buffer.at(*found[0]), batch)
         elif kind == _JAGGED:
-            data[key] = joined([_cut(place, buffer) for place in found[1]], found[0])
+            data[key] = joined([buffer.at(*place) for place in found[1]], found[0])
         else:
             data[key] = _unpacked(found[0], buffer) if kind == _TREE else found[0]
     return Container._resident_class._new(data, torch.Size(batch), device, names)
-
-
-def _cut(place: tuple[torch.dtype, tuple[int, ...], int], buffer: Tensor) -> Tensor:
-    dtype, shape, start = place
-    return Slot(dtype, shape, start, torch.Size(shape).numel() * dtype.itemsize, 0).view(buffer)
 
 
 def unpickled(parts: tuple[Any, ...], buffer: Tensor, locked: bool, source_locked: bool = False) -> TensorDict:

@@ -253,14 +253,15 @@ class PlacingMixin(Container):
         On a machine without an accelerator pinning has no use: the leaves stay as they are.
 
         Args:
-            num_threads: the number of leaves to pin at a time (0: one after another; default: as many as help).
+            num_threads: the number of leaves to pin at a time, in threads (default and 0: one after another, which is
+                faster but for a few large ones: torch copies each with all of its threads).
             inplace: this TensorDict takes over the copies and is returned.
         """
 
         def pin(leaves: list[Tensor]) -> list[Tensor]:
             if not torch.accelerator.is_available():
                 return leaves
-            if num_threads == 0 or len(leaves) < 2:
+            if not num_threads or len(leaves) < 2:
                 return [t.pin_memory() for t in leaves]
             with ThreadPoolExecutor(num_threads) as pool:
                 return list(pool.map(torch.Tensor.pin_memory, leaves))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tdstore.header import Header
 from tdstore.index.rows import gather
+from tdstore.index.tracing import traced
 from tdstore.store import Cap
 from tdstore.storekit import CheckedStore
 from tdstore.types import LeafSpec, Path, Read
@@ -38,6 +39,47 @@ class Slot(NamedTuple):
         if not self.nbytes:
             return torch.empty(self.shape, dtype=self.dtype, device=buffer.device)
         return buffer[self.start : self.start + self.nbytes].view(self.dtype).view(self.shape)
+
+
+class BufferViews:
+    """Views of a uint8 buffer as leaves, by one call of torch each.
+
+    Args:
+        buffer: uint8, of one dimension.
+    """
+
+    def __init__(self, buffer: Tensor) -> None:
+        self._buffer = buffer
+        self._typed: dict[torch.dtype, Tensor | None] = {}
+
+    def at(self, dtype: torch.dtype, shape: Sequence[int], start: int) -> Tensor:
+        """Return the leaf that starts at a byte of the buffer.
+
+        Args:
+            dtype: that of the leaf.
+            shape: that of the leaf.
+            start: the offset of its first byte.
+        """
+        nbytes = dtype.itemsize
+        strides: list[int] = []
+        step = 1
+        for n in reversed(shape):
+            strides.append(step)
+            step *= n
+            nbytes *= n
+        if dtype not in self._typed:
+            self._typed[dtype] = self._as(dtype)
+        typed = self._typed[dtype]
+        if typed is None or not nbytes or start % dtype.itemsize or start + nbytes > self._buffer.nbytes:
+            return Slot(dtype, tuple(shape), start, nbytes, 0).view(self._buffer)
+        return typed.as_strided(shape, strides[::-1], typed.storage_offset() + start // dtype.itemsize)
+
+    def _as(self, dtype: torch.dtype) -> Tensor | None:
+        """Return the whole buffer as another dtype; None where torch cannot."""
+        buffer, size = self._buffer, dtype.itemsize
+        if traced() or buffer.storage_offset() % size or not buffer.is_contiguous():
+            return None
+        return buffer[: len(buffer) // size * size].view(dtype)
 
 
 def arrange(leaves: Iterable[tuple[torch.dtype, Sequence[int]]]) -> list[Slot]:
