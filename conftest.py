@@ -133,7 +133,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fail a test that starts processes or servers beyond its tier: tests/tiers.py did not see that it does."""
     with tiers.within(item):
-        return (yield)
+        found = yield
+    mode.end_if_lost(item)
+    return found
 
 
 @pytest.fixture(scope="module", autouse=True)

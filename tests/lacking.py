@@ -24,10 +24,12 @@ SERVERS = {"redis": "redis-server", "s3": "moto", "rgw": "ceph", "azure": "npm",
 # Tests that need something which neither their imports nor their fixtures tell, by the start of their names.
 ALSO: dict[str, tuple[str, ...]] = {
     "agilerl": ("tests/porting/test_agilerl.py",),
+    "dask": ("tests/convert/test_xarray_engine.py::test_chunks_of_dask",),
     "icechunk": ("tests/testing/test_life_page.py", "plugins/tdstore-icechunk/"),
     "mypy": ("tests/tensorclass/test_typing.py", "tests/reveal/"),
+    "installation": ("tests/plugins/test_third_party.py",),  # of tdstore as a distribution
     "npm": (),
-    "redis-server": ("tests/servers/",),
+    "redis-server": ("tests/servers/", "tests/rl/test_full_places.py::test_a_full_server"),
     "strace": (),
 }
 IMPORTS = r"(?:^|\n)[ \t]*(?:from|import)[ \t]+{0}\b|importorskip\(\s*[\"']{0}[\"']"

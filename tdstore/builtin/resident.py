@@ -114,6 +114,8 @@ class TensorStore(ResidentStore[Tensor]):
 
 def put(leaf: Tensor, index: StoreIndex, value: Tensor) -> None:
     """Assign `leaf[index] = value`, where no row is named twice."""
+    if value.device != leaf.device:
+        value = value.resolve_conj().resolve_neg()  # torch loses the sign of negated views that it copies to a GPU
     at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
     if at is None:
         (leaf[index] if index else leaf).copy_(value)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from tdstore.tensorclass.static import NOT_GIVEN, ConstructorArgument
 
-_allocate: Any = object.__new__
+
 _CONTAINERS: Any = TensorDictBase
 
 
@@ -200,7 +200,7 @@ class TensorClass(Surface, metaclass=Fields):
     @classmethod
     def _wrap(cls, td: Any) -> Self:
         """Build an object around a container whose entries are fields, without running user code."""
-        obj: Self = _allocate(cls)
+        obj: Self = object.__new__(cls)
         object.__setattr__(obj, "_tensordict", td)
         td._tensorclass = cls
         if cls._flags.frozen and not td._state & LOCKED:

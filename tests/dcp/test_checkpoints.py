@@ -201,7 +201,7 @@ def test_missing_and_damaged_documents(tmp_path: Path) -> None:
     document.write_bytes(sound.replace(b'"save":"', b'"save":"0', 1))
     with pytest.raises(CorruptStoreError, match=r"tdstore\.json"):
         reader.read_metadata()
-    with pytest.raises(dcp.CheckpointException, match="global metadata read failed: .*checksum"):
+    with pytest.raises(dcp.CheckpointException, match="global metadata read failed: .*checksum|metadata is None"):
         load({"a": torch.zeros(4)}, str(tmp_path / "run"))
     document.write_bytes(sound)
     tdstore.TensorDict({"a": torch.zeros(2)}, [2]).save(tmp_path / "run" / "checkpoint").close()

@@ -240,7 +240,7 @@ def from_csv(
         tensor([1, 2])
     """
     pandas = packages.pandas()
-    if int(pandas.__version__.split(".")[0]) < 3:  # from then on numbers are read exactly anyway
+    if tuple(map(int, pandas.__version__.split(".")[:2])) < (3, 1):  # from then on numbers are read exactly anyway
         kwargs.setdefault("float_precision", "round_trip")
     frames = _Frames(functools.partial(pandas.read_csv, path, **kwargs), True, separator, dtype)
     return frames.collect(Sizes(auto_batch_size, batch_dims, device, batch_size), location, storage, options)

@@ -168,7 +168,10 @@ def reading(path: Any) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        if isinstance(error, TDStoreError) or getattr(error, "errno", None) is not None:  # Arrow's own has no number
+        numbered = (
+            getattr(error, "errno", None) is not None
+        )  # those of Arrow and of the JSON reader of pandas have none
+        if numbered or isinstance(error, (TDStoreError, FileNotFoundError)):
             raise
         raise CorruptStoreError(
             f"{path}: {error}", url=str(path), hint="the file is damaged, or does not fit the arguments"

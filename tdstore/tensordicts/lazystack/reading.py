@@ -34,7 +34,6 @@ from tdstore.types import Entry, Names, NestedKey, Path, path_text
 
 _ALL = slice(None)
 _FORMS = {"as_list", "as_padded_tensor", "as_nested_tensor"}
-_allocate: Any = object.__new__
 
 
 class LazyTree(TensorDictBase):
@@ -54,7 +53,7 @@ class LazyTree(TensorDictBase):
     @classmethod
     def _of(cls, tds: Iterable[Any], dim: int, name: str | None = None, empty_batch_size: Sequence[int] = ()) -> Self:
         """Build from checked parts, without `__init__`."""
-        td: Self = _allocate(cls)
+        td: Self = object.__new__(cls)
         td._tds, td._stack_dim, td._dim_name, td._empty_batch_size = list(tds), dim, name, torch.Size(empty_batch_size)
         td._parents = td._undo = td._binding = None
         td._state = 0

@@ -40,9 +40,6 @@ VIEW_FLAGS = READONLY | MAPPED | SHARED
 """What a view of the entries inherits."""
 
 
-_allocate: Any = object.__new__
-
-
 def _lists_rows(index: Any) -> bool:
     return any(isinstance(term, Tensor) for term in as_terms(index))
 
@@ -63,7 +60,7 @@ class ResidentTree(TensorDictBase):
         cls, data: dict[str, Any], batch: torch.Size, device: torch.device | None, names: Names, state: int = 0
     ) -> Self:
         """Build from checked parts, without `__init__`."""
-        td: Self = _allocate(cls)
+        td: Self = object.__new__(cls)
         td._data = data
         td._batch_size = batch
         td._device = device
@@ -342,7 +339,7 @@ class ResidentTree(TensorDictBase):
         state, device = self._state & READONLY, self._device
         parts: list[Self] = []
         for batch in batch_sizes:
-            td: Self = _allocate(cls)  # `_new`, without a call for each
+            td: Self = object.__new__(cls)  # `_new`, without a call for each
             td._data = {}
             td._batch_size = batch
             td._device = device

@@ -163,8 +163,13 @@ def test_options():
     assert here is td
     assert td.is_consolidated()
     assert td.is_locked
-    with pytest.raises(RuntimeError):
-        example().consolidate(pin_memory=True)
+    if torch.accelerator.is_available():
+        pinned = example().consolidate(pin_memory=True)
+        assert pinned["b", "d"].is_pinned()
+        assert pinned["a"].tolist() == [0, 1, 2]
+    else:
+        with pytest.raises(RuntimeError):
+            example().consolidate(pin_memory=True)
 
 
 @pytest.mark.filterwarnings("ignore:.*prototype stage")
