@@ -272,10 +272,15 @@ def measure_blocks(gpu: Gpu, mapped: torch.Tensor) -> None:
     mapped = mapped.reshape(-1)[:nbytes]
     for name, source in (("memory", host), ("mapped file", mapped)):
         found: dict[str, Run] = {"raw .to": lambda source=source: source.to(gpu.device)}
-        for mib, buffers in ((4, 2), (8, 2), (16, 2), (32, 2), (64, 2), (8, 3), (16, 3), (16, 4)):
+        for mib, buffers in ((8, 3), (16, 2), (16, 3), (32, 2), (32, 3), (64, 2)):
             block = 4096 if gpu.tiny else mib << 20
             found[f"{buffers} x {mib} MiB"] = partial(stage, gpu, source, block, buffers)
-        gpu.row("blocks", f"512 MiB of {name}", found, nbytes=source.nbytes, budget=0.8)
+        gpu.row("blocks", f"512 MiB of {name}", found, nbytes=source.nbytes, budget=0.5)
+    on = host.to(gpu.device)
+    ways: dict[str, Run] = {"raw .cpu()": on.cpu}
+    for mib, buffers in ((8, 3), (16, 2), (32, 2), (32, 3), (64, 2)):
+        ways[f"{buffers} x {mib} MiB"] = partial(fetch, gpu, on, 4096 if gpu.tiny else mib << 20, buffers)
+    gpu.row("blocks", "512 MiB back to the CPU", ways, nbytes=nbytes, budget=0.5)
     for count, size in ((256, 256), (256, 16 << 10), (1000, 16 << 10), (16, 256 << 10)):
         leaves = [torch.ones(size // 4) for _ in range(4 if gpu.tiny else count)]
         ways = {way.__name__: partial(way, leaves, gpu) for way in (one_by_one, unsynced, each_pinned, split, unshared)}
@@ -291,6 +296,10 @@ def measure_blocks(gpu: Gpu, mapped: torch.Tensor) -> None:
 
 def stage(gpu: Gpu, source: torch.Tensor, block_bytes: int, buffers: int) -> object:
     return staging.move_in_blocks([source], lane(gpu), block_bytes=block_bytes, buffers=buffers)
+
+
+def fetch(gpu: Gpu, source: torch.Tensor, block_bytes: int, buffers: int) -> object:
+    return staging.fetch_in_blocks([source], lane(gpu), block_bytes=block_bytes, buffers=buffers)
 
 
 def one_by_one(leaves: list[torch.Tensor], gpu: Gpu) -> object:

@@ -1,12 +1,14 @@
-"""Copies to a CUDA device in blocks: each goes through one of a few reused pinned buffers, beside the next read.
+"""Copies to a CUDA device, and back, in blocks: each goes through one of a few reused pinned buffers.
 
-A copy from pageable memory is made by the driver, by one thread, through a buffer of its own, and the caller waits for
-it. From pinned memory the device copies by itself: while it copies one block, the CPU reads the next one.
+A copy from or to pageable memory is made by the driver, by one thread, through a buffer of its own, and the caller
+waits for it. From and to pinned memory the device copies by itself: while it copies one block, the CPU reads or writes
+another one.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Protocol
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from tdstore.index.tracing import traced
 from tdstore.io.blocks import padded
+from tdstore.storekit.pages import empty
 
 BLOCK_BYTES = 32 << 20
 BUFFERS = 2
@@ -101,10 +104,11 @@ class Staging:
             start += padded(size)
         return found
 
-    def send(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Begin to copy the tensors of the last block, each into a target or a part of one."""
-        self._copied[self._at] = self._lane.copy(pairs)
+    def send(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Copied:
+        """Begin to copy the second tensor of each pair into the first; one of them is of the last block."""
+        self._copied[self._at] = copied = self._lane.copy(pairs)
         self._at = (self._at + 1) % len(self._buffers)
+        return copied
 
 
 class CudaLane:
@@ -187,11 +191,18 @@ def move(leaves: Sequence[Tensor], device: torch.device, *, non_blocking: bool =
         device: the target.
         non_blocking: whether to return before the copies have ended; what the current stream does next waits for them.
     """
-    staged = [at for at, leaf in enumerate(leaves) if is_staged(leaf)] if device.type == "cuda" else []
-    lane = cuda_lane(device, non_blocking=non_blocking) if staged else None
     moved: dict[int, Tensor] = {}
-    if lane is not None:
-        moved = dict(zip(staged, move_in_blocks([leaves[at] for at in staged], lane), strict=True))
+    if device.type == "cuda":
+        staged = [at for at, leaf in enumerate(leaves) if is_staged(leaf)]
+        lane = cuda_lane(device, non_blocking=non_blocking) if staged else None
+        if lane is not None:
+            moved = dict(zip(staged, move_in_blocks([leaves[at] for at in staged], lane), strict=True))
+    elif device.type == "cpu" and not non_blocking:  # else torch returns pinned memory, and does not wait
+        for source in {leaf.device for leaf in leaves if leaf.is_cuda}:
+            staged = [at for at, leaf in enumerate(leaves) if leaf.device == source and is_staged(leaf, "cuda")]
+            lane = cuda_lane(source, non_blocking=False) if staged else None
+            if lane is not None:
+                moved |= zip(staged, fetch_in_blocks([leaves[at] for at in staged], lane), strict=True)
     one_wait = device.type == "cuda" and not non_blocking and len(leaves) > 1 and not traced()
     made = [
         moved[at]
@@ -206,17 +217,22 @@ def move(leaves: Sequence[Tensor], device: torch.device, *, non_blocking: bool =
     return made
 
 
-def is_staged(leaf: Tensor) -> bool:
-    """Return whether a copy of a tensor to a CUDA device goes through pinned buffers."""
+def is_staged(leaf: Tensor, source: str = "cpu") -> bool:
+    """Return whether a copy of a tensor between the CPU and a CUDA device goes through pinned buffers.
+
+    Args:
+        leaf: the tensor.
+        source: the type of the device that it has to be on.
+    """
     return (
-        leaf.device.type == "cpu"
+        leaf.device.type == source
         and leaf.layout is torch.strided
         and not leaf.is_nested
         and leaf.nbytes >= STAGED_BYTES
         and not (leaf.requires_grad and torch.is_grad_enabled())
         and leaf.is_contiguous()
         and not (leaf.is_conj() or leaf.is_neg())
-        and not leaf.is_pinned()
+        and not (source == "cpu" and leaf.is_pinned())
     )
 
 
@@ -239,6 +255,55 @@ def move_in_blocks(
             for buffer, (_, source) in zip(room, block, strict=True):
                 buffer.copy_(source)
             staging.send([(target, buffer) for buffer, (target, _) in zip(room, block, strict=True)])
+    return made
+
+
+def fetch_in_blocks(
+    leaves: Sequence[Tensor], lane: Lane, *, block_bytes: int = BLOCK_BYTES, buffers: int = BUFFERS
+) -> list[Tensor]:
+    """Copy contiguous tensors of a device into fresh memory of the CPU, in blocks, and wait for them.
+
+    Args:
+        leaves: the tensors.
+        lane: the device.
+        block_bytes: the bytes of a block.
+        buffers: the number of pinned buffers.
+    """
+    made = [empty(leaf.shape, leaf.dtype) for leaf in leaves]
+    under_way: deque[tuple[Copied, list[tuple[Tensor, Tensor]]]] = deque()
+
+    def write_next() -> None:
+        copied, written = under_way.popleft()
+        copied.synchronize()
+        for target, buffer in written:
+            target.copy_(buffer)
+
+    with Staging(lane, sum(padded(leaf.nbytes) for leaf in leaves), block_bytes, buffers) as staging:
+        sources, targets = map(_bytes_of, leaves), map(_bytes_of, made)
+        for block in _blocks(list(zip(targets, sources, strict=True)), block_bytes):
+            if len(under_way) == buffers:
+                write_next()
+            room = staging.block([(source.shape, torch.uint8) for _, source in block])
+            copied = staging.send([(buffer, source) for buffer, (_, source) in zip(room, block, strict=True)])
+            under_way.append((copied, [(target, buffer) for buffer, (target, _) in zip(room, block, strict=True)]))
+        while under_way:
+            write_next()
+    return made
+
+
+def pieces_on_cpu(pieces: Sequence[Tensor]) -> list[Tensor]:
+    """Return parts of tensors on the CPU, to be written and dropped: those of a CUDA device in pinned memory.
+
+    Args:
+        pieces: tensors of any device, together of about one block; larger ones are moved to pageable memory.
+    """
+    devices = {piece.device for piece in pieces if piece.is_cuda}
+    if not devices:
+        return [piece if piece.is_cpu and not piece.requires_grad else piece.detach().cpu() for piece in pieces]
+    small = sum(piece.nbytes for piece in pieces) <= BUFFERS * BLOCK_BYTES and not traced()
+    made = move([piece.detach() for piece in pieces], torch.device("cpu"), non_blocking=small)
+    for device in devices if small else ():
+        torch.cuda.current_stream(device).synchronize()
     return made
 
 

@@ -13,6 +13,7 @@ from tdstore.container.core.container import Container
 from tdstore.container.core.locks import BOUND, CONSOLIDATED, LOCKED, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.container.core.one_buffer import cloned, compare_copied, is_one_buffer, reduced
 from tdstore.container.core.primitives import LeafFacts
+from tdstore.container.core.staging import pieces_on_cpu
 from tdstore.container.entries.nested_tensors import leaf_shape, ragged_dim
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.entries.uninitialized import is_uninitialized, shape_shown
@@ -408,9 +409,8 @@ class BindingMixin(LeafwiseTree):
         out = []
         for path, index in batch:
             leaf = leaf_below(self, path)
-            leaf = leaf[index] if index else leaf
-            out.append(leaf if leaf.is_cpu and not leaf.requires_grad else leaf.detach().cpu())
-        return out
+            out.append(leaf[index] if index else leaf)
+        return pieces_on_cpu(out)
 
     # -- writing in bulk ---------------------------------------------------------------------
     def _write_files(self, rows: slice, values: list[Tensor]) -> bool:

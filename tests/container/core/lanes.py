@@ -31,6 +31,8 @@ class LateLane:
     allocated: list[int] = field(default_factory=list)
     joined: int = 0
     done: int = 0
+    ahead: int = 0
+    """The most copies that were under way at a time."""
 
     def pinned(self, nbytes: int) -> Tensor:
         self.allocated.append(nbytes)
@@ -41,6 +43,7 @@ class LateLane:
 
     def copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Copied:
         self.copies.append(list(pairs))
+        self.ahead = max(self.ahead, len(self.copies) - self.done)
         return Ended(self)
 
     def join(self, targets: Sequence[Tensor]) -> None:

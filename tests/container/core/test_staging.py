@@ -11,7 +11,7 @@ import torch
 
 from tdstore import PersistentTensorDict, TensorDict
 from tdstore.container.core import staging
-from tdstore.container.core.staging import Staging, is_staged, move, move_in_blocks
+from tdstore.container.core.staging import Staging, fetch_in_blocks, is_staged, move, move_in_blocks, pieces_on_cpu
 from tdstore.container.varlen.rounds import drive
 from tdstore.tensordicts.persistent import device_reads
 from tdstore.tensordicts.persistent.device_reads import DeviceReads
@@ -80,6 +80,28 @@ def test_a_buffer_is_filled_again_after_its_copy(buffers: int) -> None:
     assert lane.allocated == [BLOCK] * buffers, "the memory is bounded"
     assert max(lane.sent) <= BLOCK
     assert lane.joined == 1
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 3])
+def test_a_buffer_is_filled_again_after_it_was_written(buffers: int) -> None:
+    lane = LateLane()
+    sources = leaves()
+    fetched = fetch_in_blocks(sources, lane, block_bytes=BLOCK, buffers=buffers)
+    for source, copy in zip(sources, fetched, strict=True):
+        assert copy.dtype == source.dtype
+        assert torch.equal(copy, source)
+    assert len(lane.copies) > buffers + 2
+    assert lane.allocated == [BLOCK] * buffers
+    assert lane.joined == 1
+    assert lane.ahead == buffers, "the next blocks are copied while one is written"
+
+
+def test_pieces_of_the_cpu_are_not_copied() -> None:
+    piece, trained = torch.zeros(3), torch.ones(2, requires_grad=True)
+    first, second = pieces_on_cpu([piece, trained])
+    assert first is piece
+    assert not second.requires_grad
+    assert second.data_ptr() == trained.data_ptr()
 
 
 def test_the_lane_shows_a_buffer_that_is_reused_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +229,31 @@ def test_large_leaves_reach_the_gpu(non_blocking: bool) -> None:
     total = moved["a"].sum()  # on the current stream, which waits for the copies
     same(moved, td)
     assert torch.allclose(total.cpu(), td["a"].sum(), rtol=1e-3, atol=1e-1)
+
+
+@GPU
+def test_large_leaves_come_back() -> None:
+    td = TensorDict({"a": torch.randn(40 << 20), "n": {"b": torch.randint(0, 255, (9 << 20,), dtype=torch.uint8)}}, [])
+    on = td.to("cuda")
+    on["a"].mul_(2)  # on the current stream, for which the copies wait
+    back = on.cpu()
+    assert not back["a"].is_pinned()
+    assert torch.equal(back["a"], td["a"] * 2)
+    assert torch.equal(back["n", "b"], td["n", "b"])
+    assert on.to("cpu", non_blocking=True)["a"].is_pinned(), "as torch does"
+    torch.cuda.synchronize()
+    trained = TensorDict({"a": torch.ones(1 << 20, device="cuda", requires_grad=True)}, []).cpu()
+    assert trained["a"].grad_fn is not None
+    assert torch.equal(TensorDict({"a": on["a"].reshape(1024, -1).t()}, []).cpu()["a"], back["a"].reshape(1024, -1).t())
+
+
+@GPU
+@pytest.mark.parametrize("storage", [*STORED, "memmap", "tdz"])
+def test_data_on_the_gpu_is_saved(storage: str, tmp_path: Path) -> None:
+    td = rows(2000)
+    td["large"] = torch.arange(2000 * 5000, dtype=torch.int32).reshape(2000, -1)
+    saved = save(td.to("cuda"), tmp_path, storage)
+    same(saved.read(), td)
 
 
 @GPU
