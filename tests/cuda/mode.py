@@ -43,6 +43,8 @@ _LOST = "has rows out of range, for which a GPU ends the work of the process (do
 _CHECKERS = "no code runs"
 EXCEPT: dict[str, str] = {
     "tests/differential/test_maths.py::test_reductions_of_stored_data": _STORED,
+    "tests/differential/test_index.py::test_invalid": _LOST,
+    "tests/differential/test_index_chains.py": _LOST,
     "tests/differential/test_mapped_tensors.py": _FILES,
     "tests/differential/test_stored_index.py": _STORED,
     "tests/rl/test_crash.py": _FILES,
@@ -96,6 +98,11 @@ def default(device: str) -> Iterator[None]:
         yield
     finally:
         torch.set_default_device(None)
+
+
+def by_default() -> bool:
+    """Whether the GPU is the default device now."""
+    return ON and torch.get_default_device().type == DEVICE
 
 
 def skip_outside(items: Iterable[pytest.Item]) -> None:

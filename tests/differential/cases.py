@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+import torch
 
 from tests.cuda import mode
 
 from .intended import INTENDED
-from .oracle import OURS, PEER, SELF_CHECK, Side, differences, outcome
+from .oracle import OURS, PEER, SELF_CHECK, Raised, Side, differences, outcome
 
 GROUP = 40  # what pytest itself does for one test costs as much as several cases
 
@@ -84,6 +85,10 @@ class Case:
 
     def check(self) -> None:
         """Fail unless both sides agree, or differ in the way that `intended.py` says."""
+        if mode.by_default():
+            with torch.device("cpu"):
+                if isinstance(self.run(PEER), Raised):
+                    return  # refused as on the CPU, or, for rows out of range, by ending the work of the GPU
         want, got = self.run(PEER), self.run(OURS)
         entry = next((entry for entry in INTENDED if entry.covers(self.name, want)), None)
         if entry is not None and not SELF_CHECK:

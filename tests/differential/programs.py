@@ -28,7 +28,7 @@ import torch
 
 from tests.cuda import mode
 
-from .oracle import OURS, PEER, Side, differences, outcome
+from .oracle import OURS, PEER, Raised, Side, differences, outcome
 
 PEER_MODULES = ("tensordict", "tensordict.utils", "tensordict.base", "tensordict.tensorclass", "tensordict.functional")
 ALSO = ("dense_stack_tds", "is_leaf_nontensor", "MetaData", "is_leaf_nontensor", "UnbatchedTensor", "is_non_tensor")
@@ -91,5 +91,9 @@ def _run(source: str, side: Side, how: Callable[[Callable[[], object]], Any]) ->
 
 def check(source: str) -> None:
     """Run a program on both sides: the outcomes are alike."""
+    if mode.by_default():
+        with torch.device("cpu"):
+            if isinstance(result(source, PEER), Raised):
+                return  # as in cases.py
     found = list(differences(result(source, PEER), result(source, OURS)))
     assert not found, source + "\n" + "\n".join(found[:6])
