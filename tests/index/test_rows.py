@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tdstore import TensorDict
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.index.rows import put, put_rows
 from tdstore.index.selection import Selection, gather, last_wins, runs, scatter, sorted_unique
@@ -177,3 +178,21 @@ def test_rows_are_written_to_leaves_of_every_kind():
     mine = torch.arange(50.0)[:, None].expand(50, 400).contiguous()
     put_rows(mine, torch.tensor([1, 2, 3]), mine[:3].clone())
     assert mine[:5, 0].tolist() == [0, 0, 1, 2, 4]
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+@pytest.mark.parametrize("row", [3, 700, 21_168])
+def test_rows_are_the_same_by_one_thread_and_by_many(threads, row):
+    leaf = torch.randint(0, 255, (300, row), dtype=torch.uint8)
+    rows = torch.randint(0, 300, (500,))
+    want = torch.from_numpy(leaf.numpy()[rows.numpy()])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(gather(leaf, (rows,)), want)
+        assert torch.equal(gather(leaf, (rows,), torch.empty_like(want)), want)
+        assert torch.equal(TensorDict({"a": leaf}, [300])[rows]["a"], want)
+        with pytest.raises(IndexError, match="index 300 is out of range"):
+            TensorDict({"a": leaf}, [300])[torch.tensor([300] * 100)]
+    finally:
+        torch.set_num_threads(before)

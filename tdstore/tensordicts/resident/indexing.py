@@ -19,7 +19,7 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.container.varlen.nested_rows import rows_at
 from tdstore.errors import DimensionError, InvalidArgumentError, OutOfRangeError
 from tdstore.index.index_terms import as_terms, indexed_names, spelled_out
-from tdstore.index.rows import at_rows, check_rows, put_rows, rows_on, take
+from tdstore.index.rows import at_rows, check_rows, put_rows, rows_on, take, threads_pay_from
 from tdstore.index.selection import as_rows, index_shape
 from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES, reserve
@@ -177,6 +177,8 @@ class IndexedTree(BindingMixin):
         array = rows.numpy() if rows.is_cpu else None
         batch = self._batch_size
         page = _PAGE * batch[0]
+        if len(rows) > _FEW:
+            page = min(page, threads_pay_from() * batch[0] // len(rows))
         for key, value in self._data.items():
             if type(value) is Tensor or is_batched(value):
                 # For rows of up to a page numpy's gather takes half the time of torch's (it copies what is not
