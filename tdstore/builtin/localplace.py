@@ -37,7 +37,8 @@ def local_place(location: str, backend: str, what: str) -> str:
 
 
 def _real_path(text: str) -> str:
-    """Return what `os.path.realpath` does, by three calls of the system instead of one for each folder above."""
+    """Return what `os.path.realpath` does, by three calls of the system for the commonest name: one without links."""
+    name = os.path.abspath(text)
     try:
         fd = os.open(text, _BY_NAME)
     except OSError:
@@ -48,8 +49,8 @@ def _real_path(text: str) -> str:
         return os.path.realpath(text)  # another system than Linux, or one without /proc
     finally:
         os.close(fd)
-    # The system marks what was removed meanwhile, and what lies outside of the root of this process.
-    return found if found.startswith("/") and not found.endswith(" (deleted)") else os.path.realpath(text)
+    # Another name is that of a link, or one that a writer gave meanwhile to what it replaced, and is about to remove.
+    return name if found == name else os.path.realpath(text)
 
 
 _BY_NAME = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC

@@ -48,3 +48,18 @@ def test_what_cannot_be_opened_by_name_is_named_all_the_same(folder: Path, monke
     before = os.listdir("/proc/self/fd")
     assert local_place("link", "memmap", "folder") == expected
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_folder_that_is_replaced_meanwhile_keeps_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save swaps its folder in, and gives a temporary name to the one that a reader has just found."""
+    readlink = os.readlink
+
+    def swapping(name: str) -> str:
+        if name.startswith("/proc/self/fd/") and not os.path.exists("a/.b.tdstore-old"):
+            os.rename("a/b", "a/.b.tdstore-old")
+            os.mkdir("a/b")
+        return readlink(name)
+
+    monkeypatch.setattr(os, "readlink", swapping)
+    assert local_place("a/b", "memmap", "folder") == str(folder.resolve() / "a" / "b")
+    assert os.path.exists("a/.b.tdstore-old")
