@@ -245,6 +245,7 @@ class MemmapStore(MemmapLeaves):
         for leaf in stale:
             leaf.sums = None
         self._take_sums()
+        self._writer.sync()  # a writer that was killed may have left rows in the cache of the system alone
         if self._raw.startswith(documents.LOGGED):
             self._write_meta(self._header)
         self._write_manifest()
@@ -270,7 +271,7 @@ class MemmapStore(MemmapLeaves):
         self._header, before = header, self._header
         try:
             self._writer.sync()
-            self._write_manifest(tree_sync=True)
+            self._write_manifest(published=False)
             with hold.publishing():
                 site.publish(replace=self._mode == "w", sync=self._sync, alone=hold.alone, ready=hold.begin_built)
         except BaseException:
@@ -296,6 +297,10 @@ class MemmapStore(MemmapLeaves):
                 raise refusals.overtaken(self.url, hint)
             self._take_sums()
             step = plan_step(self._header, header, self._recorded, self._files.values()) if raw else None
+            if step == ([], []):  # no checksum and no length differs
+                self._writer.sync()
+                self._committed_as(raw)
+                return
             if step is not None:
                 line = documents.encode_step(*step)
                 if has_room(raw, line):
@@ -340,13 +345,18 @@ class MemmapStore(MemmapLeaves):
         wanted = {} if packed else meta_files(header, self._files.values(), self._layout)
         write_meta_files(self._hold.root, wanted, self._meta, fresh=self._hold.site is not None)
 
-    def _write_manifest(self, *, tree_sync: bool = False, logged: bool = False) -> None:
+    def _write_manifest(self, *, published: bool = True, logged: bool = False) -> None:
         records = [leaf.record() for leaf in self._files.values()]
         raw = documents.encode_manifest(self._header, records, url=self.url, logged=logged)
         root = self._hold.root
         files.replace_file(documents.NAME, root, raw, sync=self._sync)
         if self._sync:
-            files.fsync_tree(root) if tree_sync else files.fsync(root)
+            if published:
+                files.fsync(root)
+            else:  # the folder itself is synced with the log of its session (`Session.begin`)
+                for name in files.subfolders(root):
+                    with files.closing(os.open(name, files.SAFE_DIR, dir_fd=root)) as fd:
+                        files.fsync_tree(fd)
         self._committed_as(raw)
 
     def _committed_as(self, raw: bytes) -> None:

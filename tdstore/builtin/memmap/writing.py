@@ -515,6 +515,7 @@ def compute_checksums(leaf: LeafFile, writer: LeafWriter) -> None:
             f"leaf {path_text(leaf.path)} was truncated by another program, expected {leaf.nbytes} bytes"
         ) from None
     leaf.version, leaf.changed = version, 0
+    leaf.unsynced = True  # torch wrote to it, and perhaps nobody has told the store
 
 
 def read_runs(fd: int, wanted: Iterable[tuple[int, int]], leaf: LeafFile) -> Tensor:

@@ -68,6 +68,26 @@ def test_lines_are_added_and_folded(tmp_path: FsPath) -> None:
     assert remains(tmp_path) == []
 
 
+def test_a_commit_where_nothing_differs_adds_no_line(tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    location = tmp_path / "d"
+    with rows(2).save(location) as td:
+        td.append(rows(3)[2])
+        raw = (location / documents.NAME).read_bytes()
+        synced: list[int] = []
+        monkeypatch.setattr("tdstore.builtin.memmap.writing.files.fsync", synced.append)
+        td.commit()
+        assert (location / documents.NAME).read_bytes() == raw and not synced
+        td["a"][0] = td["a"][0].clone()  # the same bytes: written, and to be on the storage after the commit
+        td.commit()
+        assert (location / documents.NAME).read_bytes() == raw and len(synced) == 1
+        td["a"][0] = 9.0
+        td.commit()
+        assert (location / documents.NAME).read_bytes().startswith(raw) and len(synced) == 3  # the leaf, the line
+        assert len((location / documents.NAME).read_bytes()) > len(raw)
+        td["a"][0] = torch.arange(3.0)
+    assert found(location) == 3
+
+
 def test_the_package_tensordict_reads_a_closed_dataset(tmp_path: FsPath) -> None:
     tensordict = pytest.importorskip("tensordict")
     location = tmp_path / "d"
