@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,7 @@ from tdstore.errors import (
     UnsupportedError,
     UntrustedDataError,
 )
-from tdstore.header import Group, Header
+from tdstore.header import Group, Header, without_collection
 from tdstore.hookspecs import Backend
 from tdstore.index.shapes import common_prefix
 from tdstore.io.opening import PLAIN, locate, open_unread, refuse_partial
@@ -55,6 +55,9 @@ from tdstore.pickling import rebuild
 from tdstore.store import LIVE, Cap, Store
 from tdstore.storekit import refusals
 from tdstore.types import MAX_TEXT, LeafSpec, Mode, Path, Read, path_text
+
+MANY = 64
+"""So many leaves make enough objects for the garbage collector to run, which looks at all of torch's."""
 
 
 class StoreHandle:
@@ -107,7 +110,8 @@ class StoreHandle:
             plain = {
                 p: LeafSpec(s.shape, s.dtype, fill_value=s.fill_value) if s.options else s for p, s in specs.items()
             }
-            known, values = _complete(dict(groups), plain, store.url)
+            whole = _whole(groups, plain)
+            known, values = _complete(dict(groups), plain, store.url) if whole is None else (whole, {})
             self._believe(known, plain, values)
 
     def _hold(self, store: Store) -> None:
@@ -136,12 +140,14 @@ class StoreHandle:
     def reload(self) -> None:
         """Read the catalogue from the store."""
         paths = list(self.store.paths())
-        specs = dict(zip(paths, self.store.specs(paths), strict=True))
-        header = self.store.load_header()
-        if self.mode in ("r", "r+", "a"):
-            refuse_partial(header, self.store.url, self.options)
-        groups, values = _complete(dict(header.groups), specs, self.store.url)
-        self._believe(groups, specs, values)
+        with without_collection() if len(paths) >= MANY else nullcontext():
+            specs = dict(zip(paths, self.store.specs(paths), strict=True))
+            header = self.store.load_header()
+            if self.mode in ("r", "r+", "a"):
+                refuse_partial(header, self.store.url, self.options)
+            whole = _whole(header.groups, specs)
+            known, values = _complete(dict(header.groups), specs, self.store.url) if whole is None else (whole, {})
+            self._believe(known, specs, values)
 
     def _believe(
         self,
@@ -484,9 +490,29 @@ def without(groups: Mapping[Path, Group], gone: Iterable[Path]) -> dict[Path, Gr
     return out
 
 
-def _is_flat(root: Group, specs: Mapping[Path, LeafSpec]) -> bool:
-    """Check whether the leaves are the entries of one group: each key has its leaf, and each leaf its key."""
-    return len(set(root.keys)) == len(root.keys) == len(specs) and all((key,) in specs for key in root.keys)
+def _whole(groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec]) -> dict[Path, Group] | None:
+    """Return groups without values, parents first, if they name all that is there, each once, and batch sizes fit.
+
+    This is what tdstore writes but for values; None for anything else.
+    """
+    named = 0
+    for path, group in groups.items():
+        batch, keys = group.batch_size, group.keys
+        if batch is None or group.values or len(set(keys)) < len(keys):
+            return None
+        ndim = len(batch)
+        for key in keys:
+            at = (*path, key)
+            if (spec := specs.get(at)) is not None:
+                if spec.shape[:ndim] != batch:
+                    return None
+            elif (inner := groups.get(at)) is None or (inner.batch_size or ())[:ndim] != batch:
+                return None
+        named += len(keys)
+    if () not in groups or named != len(groups) - 1 + len(specs):
+        return None
+    ordered = sorted(groups, key=len)
+    return dict(zip(ordered, map(groups.__getitem__, ordered), strict=True))
 
 
 def _complete(
@@ -497,9 +523,6 @@ def _complete(
     Returns:
         The groups, parents first, and their values decoded.
     """
-    root = groups.get(()) if len(groups) == 1 else None
-    if root is not None and root.batch_size == () and not root.values and _is_flat(root, specs):
-        return groups, {}  # nothing is left out, and an empty batch size fits every leaf
     foreign = not groups
     children: dict[Path, dict[str, None]] = {}
     values: dict[Path, ValueEntry] = {}

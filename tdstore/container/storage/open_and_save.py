@@ -15,9 +15,9 @@ from tdstore.container.core.locks import BOUND, MAPPED, READONLY, SHARED, THROUG
 from tdstore.container.core.tensorclasses import rewrap, unwrap_all, wrap
 from tdstore.container.storage.describe import STACK_KIND, describe
 from tdstore.container.storage.entry_kinds import Leaf, NestedTensor, SubGroup
-from tdstore.container.storage.handle import StoreHandle
+from tdstore.container.storage.handle import MANY, StoreHandle
 from tdstore.errors import CorruptStoreError, KeyNotFoundError, NotAGroupError, OptionError
-from tdstore.header import VALUE_KEY, VALUE_KIND, Group, Header
+from tdstore.header import VALUE_KEY, VALUE_KIND, Group, Header, without_collection
 from tdstore.index.tracing import fake_mode
 from tdstore.io.blocks import BLOCK_BYTES, leaf_batches
 from tdstore.io.opening import PLAIN, Location, Storage, find_backend, locate, open_backend
@@ -47,7 +47,8 @@ def over(handle: StoreHandle, path: Path = (), flags: int = 0) -> TensorDictBase
     if Cap.VIEW not in handle.store.caps:
         return stored(handle, path)
     own = _flags(handle)
-    return _resident(handle, path, own | flags if own else 0)
+    with without_collection() if len(handle.specs) >= MANY else _AS_IS:
+        return _resident(handle, path, own | flags if own else 0)
 
 
 def _flags(handle: StoreHandle) -> int:
