@@ -346,7 +346,8 @@ class SavingMixin(Container):
     def commit(self, message: str | None = None) -> Self:
         """Make in-place writes to the dataset durable now, instead of at `close()`.
 
-        Checksums of what was written are renewed, so that later readers can verify it.
+        Checksums of what was written are renewed, so that later readers can verify it. Where nothing was written since
+        the last commit, as after `append`, nothing is done.
 
         Args:
             message: make this commit a version, with this text: `tdstore.versions` lists it, and
@@ -369,7 +370,7 @@ class SavingMixin(Container):
         handle, _ = self._owned("commit")
         if message is None:
             handle.refuse_in_transaction("td.commit()")
-            handle.commit(handle.groups)
+            handle.commit_changes()
         else:
             handle.commit_version(message)
         return self

@@ -343,6 +343,15 @@ class StoreHandle:
         if self._before is not None and not self._deferred:
             self._before = self.groups, dict(self.specs)
 
+    def commit_changes(self) -> None:
+        """Commit what was changed since the last commit; where that is known to be nothing, do nothing."""
+        self.check_writable()
+        store = self.store
+        # Nobody tells a store of live tensors what was written to them, and what was accepted is committed anew.
+        known = Cap.VIEW not in store.caps and not self.options.get("recover") and store.load_header()
+        if store.uncommitted or not known:
+            self.commit(self.groups)
+
     def commit_version(self, message: str) -> None:
         """Commit, and make the commit a version.
 
