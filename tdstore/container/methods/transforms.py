@@ -161,11 +161,12 @@ class TransformsMixin(Container):
             >>> td.is_contiguous(), td.contiguous().is_contiguous()
             (False, True)
         """
-        td = _stacked_below(self._resident())
-        made = [
-            t if t.is_contiguous() and not (canonical and _has_unusual_strides(t)) else _compact(t)
-            for t in td._leaf_list()
-        ]
+        own: Any = self._resident()
+        td = _stacked_below(own)
+        leaves = td._leaf_list()
+        if own is not self and td is own and not (canonical or inplace) and all(t.is_contiguous() for t in leaves):
+            return td  # type: ignore[no-any-return]  # nothing else has what was just read
+        made = [t if t.is_contiguous() and not (canonical and _has_unusual_strides(t)) else _compact(t) for t in leaves]
         return self._apply_inplace_result(td._with_leaves(iter(made)), "make contiguous", inplace)
 
     def is_contiguous(self) -> bool:

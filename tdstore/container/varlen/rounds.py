@@ -7,14 +7,15 @@ in lockstep, and a batch costs as many rounds as its slowest entry, whatever els
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from tdstore.store import Store
-from tdstore.types import Read
+from tdstore.index.selection import Selection
+from tdstore.store import Cap, Store
+from tdstore.types import LeafSpec, Path, Read
 
 T = TypeVar("T")
 
@@ -39,6 +40,29 @@ def drive(rounds: Rounds[T], store: Store) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+def read_plain(store: Store, specs: Mapping[Path, LeafSpec], paths: Sequence[Path], sel: Selection) -> list[Tensor]:
+    """Read leaves, all at one selection of their leading dimensions, by one `Store.read`.
+
+    Args:
+        store: the store.
+        specs: what it says of its leaves.
+        paths: the leaves.
+        sel: the rows.
+
+    Raises:
+        BatchSizeError: a leaf no longer has all of these rows.
+    """
+    for path in paths:
+        sel.check_there(specs[path].shape)
+    plan, parts = sel.read_plan(), Cap.PARTIAL_READ in store.caps
+    full = sel.shape == sel.src_shape and sel.is_full
+    index = plan.index if parts and not full else ()
+    values = store.read([Read(path, index) for path in paths])
+    if full or (parts and plan.exact):
+        return values
+    return [plan.finish(value if parts else value[plan.index]) for value in values]
 
 
 def together(parts: Sequence[Rounds[Any]]) -> Rounds[list[Any]]:

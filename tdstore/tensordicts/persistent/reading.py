@@ -23,7 +23,7 @@ from tdstore.container.values.nontensor import SHOWN, NonTensor, NonTensorData, 
 from tdstore.container.varlen.columns import column_leaves, stored_leaves
 from tdstore.container.varlen.nested_leaves import Nested, parts_of_nested, specs_of_nested
 from tdstore.container.varlen.reading import column_rounds
-from tdstore.container.varlen.rounds import Rounds, drive, together
+from tdstore.container.varlen.rounds import Rounds, drive, read_plain, together
 from tdstore.errors import (
     BatchSizeError,
     InvalidStateError,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from tdstore.tensordicts.resident.tensordict import TensorDict
 
 _LEAF, _IN_ROUNDS, _AT_HAND = "a leaf", "other rounds", "at hand"
+_LEAVES = frozenset([Leaf])
 """Where `_built` finds an entry: among the leaves, among the other reads, or in the header."""
 
 
@@ -314,7 +315,18 @@ class StoredTree(WindowTree):
         return self._built(plan, iter(values), iter(entries))
 
     def _resident(self) -> Any:
-        return drive(self._rounds(), self._handle.store)
+        handle = self._handle
+        if len(handle.groups) == 1:
+            keys = tuple(self._first_keys())
+            paths: list[Path] = list(zip(keys))
+            if _LEAVES.issuperset(map(type, map(handle.entries.__getitem__, paths))):
+                found = read_plain(handle.store, handle.specs, paths, self._window or self._sel)
+                if (device := self._device) is not None:
+                    found = [value if value.device == device else value.to(device) for value in found]
+                return self._resident_class._new(
+                    dict(zip(keys, found, strict=True)), self._batch_size, device, self._names
+                )
+        return drive(self._rounds(), handle.store)
 
     def _built(self, plan: list[Any], leaves: Iterator[Tensor], others: Iterator[Any]) -> Any:
         data: dict[str, Any] = {}
