@@ -66,7 +66,7 @@ def disk(tmp_path: FsPath) -> Iterator[FsPath]:
 def test_rows_that_nothing_has_room_to_remember(disk: FsPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk without room for old rows, and more of them than memory may take: refused before the first is written."""
     monkeypatch.setattr(undo, "MOST", MIB)
-    monkeypatch.setattr("tdstore_h5.rows.writing._OF_ONE_CALL", 1000)
+    monkeypatch.setattr("tdstore_h5.rows.undo._OF_ONE_CALL", 1000)
     file = disk / "t.h5"
     old = TensorDict({"a": torch.randint(0, 255, (1000, 4000), dtype=torch.uint8), "b": torch.arange(1000)}, [1000])
     old.save(file).close()
@@ -88,13 +88,14 @@ def test_rows_that_nothing_has_room_to_remember(disk: FsPath, monkeypatch: pytes
         assert again["b"][:2].tolist() == [-2, 1] and torch.equal(again["a"], before["a"])
 
 
+@pytest.mark.parametrize("in_memory", [1000, 8 * MIB])
 @pytest.mark.parametrize("refused", [False, True])
 def test_what_was_remembered_for_a_call_is_let_go(
-    tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch, refused: bool
+    tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch, refused: bool, in_memory: int
 ) -> None:
     """No file stays open after a call, whether it succeeded or not."""
     monkeypatch.setattr(undo, "MOST", MIB)
-    monkeypatch.setattr("tdstore_h5.rows.writing._OF_ONE_CALL", 1000)
+    monkeypatch.setattr("tdstore_h5.rows.undo._OF_ONE_CALL", in_memory)
     file = tmp_path / "t.h5"
     TensorDict({"a": torch.zeros(100, 40_000, dtype=torch.uint8)}, [100]).save(file).close()
     td = tdstore.open(file, mode="r+")

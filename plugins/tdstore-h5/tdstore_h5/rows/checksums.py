@@ -168,8 +168,14 @@ class Sums:
     # -- writing -------------------------------------------------------------------------
     def touch(self, path: Path, spec: LeafSpec, starts: Ints, size: int) -> None:
         """Record that blocks of elements were written (`contiguous.blocks_of`)."""
-        if size and len(starts):
-            self._mask(path, spec)[self._grains(path, spec, starts, size)] = True
+        if not size or not len(starts):
+            return
+        mask = self._mask(path, spec)
+        if len(starts) == 1:
+            grain, itemsize, start = self.leaves[path].grain, spec.dtype.itemsize, int(starts[0])
+            mask[start * itemsize // grain : ((start + size) * itemsize - 1) // grain + 1] = True
+        else:
+            mask[self._grains(path, spec, starts, size)] = True
 
     def resize(self, path: Path, old: LeafSpec, new: LeafSpec) -> None:
         """Record a new length of a leaf: checksums after the common part are stale."""
@@ -288,7 +294,7 @@ class Sums:
         return grains if stale is None else grains[~stale[grains]]
 
     def partly(self, path: Path, spec: LeafSpec, starts: Ints, size: int) -> Ints:
-        """Return the grains that some blocks cover in part, but not whole, of those that were not compared yet."""
+        """Return the grains that blocks cover in part, but not whole, of those not compared and not written yet."""
         if not size or not len(starts) or path not in self.leaves:
             return _NOTHING
         grain, itemsize = self.leaves[path].grain, spec.dtype.itemsize
@@ -298,7 +304,10 @@ class Sums:
             ends = [begin // grain] if begin % grain else []
             if end % grain and end != spec.nbytes and (end // grain not in ends):
                 ends.append(end // grain)
-            return self._not_compared(path, np.array(ends, np.int64))
+            for known in (self._fine.get(path), self._stale.get(path)) if ends else ():
+                if known is not None:
+                    ends = [at for at in ends if not known[at]]
+            return np.array(ends, np.int64) if ends else _NOTHING
         low = np.unique(starts) * itemsize
         high = low + size * itemsize
         first, last = low // grain, (high - 1) // grain

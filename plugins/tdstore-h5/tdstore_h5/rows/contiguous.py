@@ -10,7 +10,7 @@ import math
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
-from errno import ENOMEM
+from errno import ENOMEM, ENXIO
 from itertools import pairwise
 from typing import Any
 
@@ -134,11 +134,14 @@ class RawFile:
         self.fd = fd
         self.url = url
         self._map: Bytes = np.empty(0, np.uint8)
+        self._rows: dict[int, tuple[LeafSpec | None, np.ndarray[Any, Any]]] = {}
+        """Mapped leaves by their offsets, as `row` copies from them."""
         self._sparse = is_in_memory(fd)
 
     def forget(self) -> None:
         """Drop the mapping."""
         self._map = np.empty(0, np.uint8)
+        self._rows.clear()
 
     def size(self) -> int:
         """Return the length of the file."""
@@ -193,19 +196,24 @@ class RawFile:
         return value if out is None else out.copy_(value)
 
     def row(self, offset: int, spec: LeafSpec, number: int) -> Tensor | None:
-        """Copy one row, `[1, *feature]`, of a mapped leaf; return None if it is long, empty, or must not be mapped.
+        """Copy one row, `[1, *feature]`, of a mapped leaf; return None if it is long, empty, misaligned, or not mapped.
 
         Args:
             offset: the first byte of the leaf in the file.
             spec: its spec.
             number: the row; it is in range.
         """
-        size = spec.nbytes // spec.shape[0]
-        if not 0 < size <= SHORT or self._sparse or offset + spec.nbytes > len(self._map):
-            return None
-        low = offset + number * size
-        data = self._map[low : low + size].copy().view(numpy_dtype(spec.dtype))
-        return from_numpy(data if len(spec.shape) == 1 else data.reshape(1, *spec.shape[1:]), spec.dtype)
+        known, rows = self._rows.get(offset, _NO_ROWS)
+        if known is not spec:
+            size = spec.nbytes // spec.shape[0]
+            if not 0 < size <= SHORT or self._sparse or offset + spec.nbytes > len(self._map):
+                return None
+            if offset % spec.dtype.itemsize:  # another program's file
+                return None
+            rows = self._map[offset : offset + spec.nbytes].view(numpy_dtype(spec.dtype)).reshape(spec.shape)
+            self._rows[offset] = spec, rows
+        row = torch.from_numpy(rows[number : number + 1].copy())
+        return row if row.dtype is spec.dtype else row.view(spec.dtype)
 
     def write(self, offset: int, spec: LeafSpec, starts: Ints, size: int, value: Tensor) -> None:
         """Write the blocks of `blocks_of` (each start once) from `value`, in their order.
@@ -274,7 +282,7 @@ class RawFile:
             piece = buffer[start : start + PIECE]
             if out is None:
                 map_whole_pages(address + start, len(piece))
-            self._read_into(piece, at + start)
+            self.read_into(piece, at + start)
             if arrived is not None:
                 arrived(buffer, start + len(piece))
         return value
@@ -294,10 +302,11 @@ class RawFile:
     def bytes_at(self, offset: int, size: int) -> Bytes:
         """Read bytes of the file by `pread`."""
         buffer = np.empty(size, np.uint8)
-        self._read_into(buffer, offset)
+        self.read_into(buffer, offset)
         return buffer
 
-    def _read_into(self, buffer: Bytes, offset: int) -> None:
+    def read_into(self, buffer: Bytes, offset: int) -> None:
+        """Read bytes of the file as `bytes_at` does, into memory of the caller."""
         size = len(buffer)
         view, got = buffer.data, 0
         while got < size:
@@ -312,7 +321,7 @@ class RawFile:
         try:
             return os.lseek(self.fd, offset, os.SEEK_DATA) >= offset + size
         except OSError as error:
-            return error.errno == 6 and offset + size <= self.size()  # ENXIO: no data after `offset`
+            return error.errno == ENXIO and offset + size <= self.size()  # no data after `offset`
 
     def _lacks_room(self, end: int) -> bool:
         """Check whether this process may not map the file up to `end` (ulimit -v): it is then read by `pread`."""
@@ -328,11 +337,17 @@ class RawFile:
         if offset + size > len(self._map):
             self.need(offset + size)
             self._map = _map(self.fd, os.fstat(self.fd).st_size)
+            self._rows.clear()
         return self._map[offset : offset + size]
 
     def has_hole(self, offset: int, size: int) -> bool:
         """Check whether some of these bytes are a hole of the file."""
-        return offset < self.size() and os.lseek(self.fd, offset, os.SEEK_HOLE) < offset + size if size else False
+        try:
+            return size > 0 and os.lseek(self.fd, offset, os.SEEK_HOLE) < offset + size
+        except OSError as error:
+            if error.errno == ENXIO:  # behind the end of the file
+                return False
+            raise
 
     def _read_by_call(self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None) -> Tensor:
         starts, size = blocks_of(spec.shape, index)
@@ -350,6 +365,9 @@ class RawFile:
         shape = index_shape(spec.shape, index)
         value = from_numpy(data.view(numpy_dtype(spec.dtype)).reshape(shape), spec.dtype)
         return value if out is None else out.copy_(value)
+
+
+_NO_ROWS = None, np.empty(0, np.uint8)
 
 
 class _Address:

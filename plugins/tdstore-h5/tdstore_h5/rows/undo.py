@@ -15,6 +15,8 @@ from tdstore_h5.rows.contiguous import Bytes, Ints, RawFile, groups_of
 
 IN_MEMORY = 1 << 20
 """Bytes from which on they are in a temporary file; also the bytes that are copied at a time."""
+_OF_ONE_CALL = 1 << 20
+"""The same, for bytes that are not needed after a call."""
 MOST = 64 << 20
 """Bytes that are remembered until the commit, outside of a change of structure: one call, and a change of structure,
 can be taken back whatever its size. Also bytes in memory where the disk has no room for a temporary file."""
@@ -37,12 +39,15 @@ class Undo:
     Args:
         folder: the folder for a temporary file.
         in_memory: the number of bytes from which on the temporary file is used.
+        memory: room for the first of these bytes.
     """
 
-    def __init__(self, raw: RawFile, folder: str, *, in_memory: int = IN_MEMORY) -> None:
+    def __init__(self, raw: RawFile, folder: str, *, in_memory: int = IN_MEMORY, memory: Bytes | None = None) -> None:
         self.raw = raw
         self.folder = folder
         self.in_memory = in_memory
+        self._memory = memory
+        self._memory_of_calls: Bytes | None = None
         self.complete = True
         """Whether nothing was left out."""
         self._stretches: list[_Stretch] = []
@@ -50,6 +55,12 @@ class Undo:
         self._file_size = 0
         self._held = 0
         """Bytes in memory."""
+
+    def of_one_call(self) -> Undo:
+        """Return one for a single call, whose memory the next one uses again."""
+        if self._memory_of_calls is None:
+            self._memory_of_calls = np.empty(_OF_ONE_CALL, np.uint8)
+        return Undo(self.raw, self.folder, in_memory=_OF_ONE_CALL, memory=self._memory_of_calls)
 
     def remember(self, offset: int, spec: LeafSpec, starts: Ints, size: int, *, bounded: bool) -> None:
         """Save the bytes of blocks of a leaf that are about to be overwritten; reserve blocks where they are holes.
@@ -64,7 +75,7 @@ class Undo:
             OSError: the storage has no space for the new bytes, or for the old ones. Nothing was changed.
         """
         itemsize = spec.dtype.itemsize
-        ordered = np.sort(starts)
+        ordered = starts if len(starts) == 1 else np.sort(starts)
         if bounded and self._held + self._file_size + len(ordered) * size * itemsize > MOST:
             self.forget()
             self.complete = False
@@ -75,15 +86,22 @@ class Undo:
                 self._add(start + at, min(IN_MEMORY, count - at))
 
     def _add(self, start: int, size: int) -> None:
-        if self.raw.is_hole(start, size):
+        if self.raw.has_hole(start, size):
+            new = self.raw.is_hole(start, size)  # else beside its neighbour's bytes in one block
             allocate(self.raw.fd, start, size)
-            if self.complete:
-                self._stretches.append(_Stretch(start, size, None, -1))
-            return
-        if self.raw.has_hole(start, size):  # beside its neighbour's bytes in one block
-            allocate(self.raw.fd, start, size)
+            if new:
+                if self.complete:
+                    self._stretches.append(_Stretch(start, size, None, -1))
+                return
         if self.complete:
-            self._stretches.append(self._saved(start, self.raw.bytes_at(start, size)))
+            self._stretches.append(self._saved(start, self._read(start, size)))
+
+    def _read(self, start: int, size: int) -> Bytes:
+        if self._memory is None or self._held + size > len(self._memory):
+            return self.raw.bytes_at(start, size)
+        data = self._memory[self._held : self._held + size]
+        self.raw.read_into(data, start)
+        return data
 
     def _saved(self, start: int, data: Bytes) -> _Stretch:
         if self._held + len(data) > self.in_memory:

@@ -6,7 +6,6 @@ HDF5 into the overlay, which drops nothing while the storage is full: the next w
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,9 +19,6 @@ from tdstore_h5.rows import chunked
 from tdstore_h5.rows.contiguous import Ints
 from tdstore_h5.rows.undo import Undo
 from tdstore_h5.session import Session
-
-_OF_ONE_CALL = 1 << 20
-"""Bytes of old rows in memory during a call after which they are not needed; more are in a temporary file."""
 
 
 class Rows(NamedTuple):
@@ -124,7 +120,7 @@ def _remember(session: Session, writes: Sequence[Rows]) -> tuple[Undo, int]:
     known = [w for w in writes if w.leaf.committed is not None and not session.handle.temporary]
     undo, moment = session.undo, session.undo.now()
     if known and not undo.complete:  # more than is remembered until the commit: then for this call only
-        undo, moment = Undo(session.raw, os.path.dirname(session.path), in_memory=_OF_ONE_CALL), 0
+        undo, moment = undo.of_one_call(), 0
     bounded = undo is session.undo and not session.structure
     try:
         with io_errors(session.url, "keeping old rows"):
