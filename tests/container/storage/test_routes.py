@@ -26,7 +26,7 @@ ROWS = torch.tensor([3, 7, 11, 50])
 MOST = {
     ("memmap", "save"): 770,
     ("memmap", "open"): 190,
-    ("h5", "write"): 136,
+    ("h5", "write"): 133,
     ("h5", "save"): 675,
     ("h5", "open"): 199,
     ("zarr", "write"): 131,
