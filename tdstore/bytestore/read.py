@@ -29,7 +29,7 @@ from tdstore.bytestore.table import (
 )
 from tdstore.engine import Buffer, Engine
 from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError
-from tdstore.index.ranges import GAP, PART, Ints, Range, RangeInto, cover
+from tdstore.index.ranges import GAP, PART, Ints, Range, RangeInto, cover, distinct
 from tdstore.storekit.checksums import crc32c, crcs_of
 from tdstore.types import Path, path_text
 
@@ -244,7 +244,7 @@ class Fetcher:
     def _refuse(self, job: _Job, wants: Sequence[Want]) -> NoReturn:
         number = int(job.parts.want[job.bad_part[0]])
         want = wants[number]
-        rows = np.unique(job.bad_byte[job.parts.want[job.bad_part] == number] // (want.leaf.row or 1)).tolist()
+        rows = distinct(job.bad_byte[job.parts.want[job.bad_part] == number] // (want.leaf.row or 1)).tolist()
         name = self.table.objects[int(job.object[job.bad_part[0]])].name
         said = f"from row {rows[0]} on" if len(rows) == 1 else f"from rows {', '.join(map(str, rows[:5]))} on"
         raise CorruptStoreError(
@@ -415,7 +415,7 @@ class _Job:
             return []
         low = (self.first + self.low)[some] // PER_BLOCK
         high = (self.first + self.high - 1)[some] // PER_BLOCK + 1
-        keys = np.unique(place(np.repeat(self.object[some], high - low)) + spread(low, high - low))
+        keys = distinct(place(np.repeat(self.object[some], high - low)) + spread(low, high - low))
         blocks = [(key >> OBJECT_BITS, key & ((1 << OBJECT_BITS) - 1)) for key in keys.tolist()]
         return [(o, b) for o, b in blocks if b not in self.objects[o].sums]
 
@@ -443,7 +443,7 @@ class _Job:
         part, grain = parts[bad], grains[bad]
         self.bad_part = part
         self.bad_byte = self.parts.leaf_byte[part] + np.maximum(grain * self.grain[part] - self.parts.start[part], 0)
-        return np.unique(part)
+        return distinct(part)
 
     def _expected(self, keys: Ints) -> Any:
         out = np.empty(len(keys), np.uint32)

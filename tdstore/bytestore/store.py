@@ -42,7 +42,7 @@ from tdstore.errors import (
     StoreError,
 )
 from tdstore.header import Header
-from tdstore.index.ranges import Ints
+from tdstore.index.ranges import Ints, distinct
 from tdstore.store import Cap
 from tdstore.storekit import CheckedStore, WriterState, commit_for_readers, end_writer, refusals
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Version, Write, path_text
@@ -361,7 +361,7 @@ class ByteStore(CheckedStore[Leaf]):
         that are not removed yet."""
         view = self._open()
         rows = view.table.pieces.rows[view.table.used_pieces(), 0]
-        total: int = view.nbytes + sum(view.table.objects[o].size for o in np.unique(rows).tolist())
+        total: int = view.nbytes + sum(view.table.objects[o].size for o in distinct(rows).tolist())
         before = self._before
         if isinstance(before, Document):
             total += sum(item.size for item in before.retired) + sum(item.size for item in before.held)

@@ -22,7 +22,7 @@ from tdstore.bytestore.manifest import (
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name, to_numpy
 from tdstore.errors import CorruptStoreError
 from tdstore.header import Header, without_collection
-from tdstore.index.ranges import Ints, cover
+from tdstore.index.ranges import Ints, cover, distinct
 from tdstore.storekit.budget import check_declared
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore.values import decode_value, encode_value
@@ -281,7 +281,7 @@ class Table:
     def used_pieces(self) -> Ints:
         """Return the positions of the stored pieces that leaves are made of, ascending."""
         columns = [leaf.extents.piece for leaf in self.leaves.values() if len(leaf.extents.piece)]
-        used = np.unique(np.concatenate(columns)) if columns else np.empty(0, np.int64)
+        used = distinct(np.concatenate(columns)) if columns else np.empty(0, np.int64)
         return used[used >= 0]
 
     def compacted(self, document: Document, which: list[int]) -> Table:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdstore.errors import InvalidArgumentError
+from tdstore.index.ranges import distinct
 
 from .permutation import Permutation, mix
 
@@ -54,7 +55,7 @@ class BlockOrder:
         ranks = self._block_places(places)
         windows = ranks // self.window_blocks
         moved = np.empty_like(places)
-        for window in np.unique(windows).tolist():
+        for window in distinct(windows).tolist():
             mask = windows == window
             first, permutation = self._window(window)
             moved[mask] = first + permutation(places[mask] - first)

@@ -103,6 +103,24 @@ def join(ranges: Ints) -> Ints:
     return np.stack([ranges[first, 0], ranges[last, 1]], 1)
 
 
+def distinct(numbers: Ints) -> Ints:
+    """Return the distinct numbers of an array, ascending.
+
+    `np.unique` of an array alone imports `numpy.ma`, which costs the first read of a process 13 ms.
+
+    Args:
+        numbers: int64, of any shape.
+
+    Example:
+        >>> distinct(np.array([[3, 1], [1, 3]])).tolist()
+        [1, 3]
+    """
+    ordered = np.sort(numbers, axis=None)
+    first = np.ones(len(ordered), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return ordered[first]
+
+
 def cover(ranges: Ints, gap: int = GAP) -> Ints:
     """Merge ranges into sorted disjoint ones; those at most `gap` bytes apart become one.
 

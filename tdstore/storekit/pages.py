@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.index.ranges import index_shape
+from tdstore.index.ranges import distinct, index_shape
 from tdstore.index.rows import gather
 from tdstore.index.tracing import traced
 from tdstore.types import StoreIndex
@@ -214,7 +214,7 @@ class Holes:
         """
         if len(starts) > 1 and 0 < length <= CHUNK and self._left:
             # Each is in two chunks at most: those that still lack blocks, once each.
-            touched = np.unique(np.concatenate([starts, starts + (length - 1)]) // CHUNK)
+            touched = distinct(np.concatenate([starts, starts + (length - 1)]) // CHUNK)
             touched = touched[np.frombuffer(self._chunks, np.uint8)[touched] == 0]
             starts, length = touched * CHUNK, CHUNK
         for start in starts.tolist():

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tdstore.index.ranges import Batch, byte_ranges, cover, cover_objects, index_shape, join
+from tdstore.index.ranges import Batch, byte_ranges, cover, cover_objects, distinct, index_shape, join
 from tdstore.types import StoreIndex
 
 
@@ -132,3 +132,11 @@ def test_many_objects_are_covered_as_each_by_itself(wanted: list[tuple[int, int,
     assert asked == expected
     for n, start, size in wanted:
         assert batch.take(n, start, start + size) == data[n][start : start + size]
+
+
+@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=20), st.booleans())
+def test_distinct_numbers_are_those_of_numpy(numbers: list[int], column: bool) -> None:
+    array = np.array(numbers, np.int64).reshape(-1, 1) if column else np.array(numbers, np.int64)
+    found = distinct(array)
+    assert found.tolist() == np.unique(array).tolist()
+    assert found.dtype == np.int64

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tdstore.errors import CorruptStoreError
+from tdstore.index.ranges import distinct
 from tdstore.types import LeafSpec, Path, StoreIndex, path_text
 
 Role = Literal["rows", "spans", "offsets", "text", "unbatched"]
@@ -93,7 +94,7 @@ class ConcatLeaf:
     def _scattered(self, rows: Tensor, rest: list[Any]) -> Iterator[Piece]:
         numbers = rows.numpy()
         which = np.searchsorted(self._ends, numbers, side="right")
-        for number in np.unique(which).tolist():
+        for number in distinct(which).tolist():
             part = self.parts[number]
             at = np.flatnonzero(which == number)
             local = numbers[at] - (int(self._ends[number]) - part.length)

@@ -22,7 +22,7 @@ from tdstore.errors import (
     StoreError,
 )
 from tdstore.header import Header
-from tdstore.index.ranges import Batch, Ints, byte_ranges, cover, index_shape
+from tdstore.index.ranges import Batch, Ints, byte_ranges, cover, distinct, index_shape
 from tdstore.index.rows import gather
 from tdstore.registry import registry
 from tdstore.store import Cap
@@ -220,7 +220,7 @@ class RemoteH5Store(CheckedStore[Leaf]):
             return self._plan(leaf, Read(path))
         row = spec.nbytes // spec.shape[0]
         rows = np.concatenate([np.arange(a // row, -(-b // row)) for a, b in ranges.tolist()])
-        return self._plan(leaf, Read(path, (torch.from_numpy(np.unique(rows)),)))
+        return self._plan(leaf, Read(path, (torch.from_numpy(distinct(rows)),)))
 
     def _compare(self, leaf: Leaf, path: Path, grains: Ints, batch: Batch[str]) -> None:
         def read(_: Path, start: int, stop: int) -> Bytes:
@@ -273,7 +273,7 @@ class RemoteH5Store(CheckedStore[Leaf]):
         for dim, (size, chunk) in enumerate(zip(dataset.shape, dataset.chunks, strict=True)):
             term = index[dim] if dim < len(index) else slice(0, size, 1)
             rows = term.numpy() if isinstance(term, Tensor) else np.arange(term.start, term.stop, term.step)
-            axes.append((np.unique(rows // chunk) * chunk).tolist())
+            axes.append((distinct(rows // chunk) * chunk).tolist())
         if math.prod(map(len, axes)) > 4 * len(known):
             wanted = [set(axis) for axis in axes]
             places = [r for at, r in known.items() if all(a in w for a, w in zip(at, wanted, strict=True))]

@@ -13,7 +13,7 @@ from h5py import h5s
 from torch import Tensor
 
 from tdstore.dtypes import to_numpy
-from tdstore.index.ranges import index_shape
+from tdstore.index.ranges import distinct, index_shape
 from tdstore.index.rows import sorted_unique
 from tdstore.index.rows import take as take_rows
 from tdstore.storekit.pages import empty
@@ -64,7 +64,7 @@ def unreadable_rows(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex) ->
     rows = term.numpy() if isinstance(term, Tensor) else np.arange(term.start, term.stop, term.step)
     chunk = dataset.chunks[0] if dataset.chunks else max(1, spec.shape[0])
     block, bad = _Block(dataset), []
-    for number in np.unique(rows // chunk).tolist():
+    for number in distinct(rows // chunk).tolist():
         first, last = number * chunk, min((number + 1) * chunk, spec.shape[0])
         try:
             block.read((slice(first, last, 1),), np.empty((last - first, *spec.shape[1:]), dataset.dtype))
