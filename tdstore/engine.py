@@ -12,6 +12,8 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple, Self
 
 from tdstore.errors import OptionError, StoreNotFoundError, UnsupportedError
@@ -34,6 +36,35 @@ class EngineCap(enum.Flag):
     """`put` honours `if_absent` and `if_match`, atomically against every other writer."""
     ASYNC = enum.auto()
     """`aget_ranges` is native, not a thread."""
+
+
+_expected: ContextVar[int] = ContextVar("tdstore_expected_ranges", default=0)
+
+
+@contextmanager
+def expect_ranges(count: int) -> Iterator[None]:
+    """Tell the engines that are created inside that about so many ranges are read as soon as they are open.
+
+    An engine may open connections for them while it reads its first object; it may also ignore it.
+
+    Args:
+        count: how many ranges, of one round.
+
+    Example:
+        >>> with expect_ranges(8):
+        ...     expected_ranges()
+        8
+    """
+    token = _expected.set(count)
+    try:
+        yield
+    finally:
+        _expected.reset(token)
+
+
+def expected_ranges() -> int:
+    """Return what `expect_ranges` says in this context; 0 outside one."""
+    return _expected.get()
 
 
 class Blob(NamedTuple):

@@ -20,6 +20,8 @@ from .stream import VERSION, State, Stream
 from .windows import Windows, episode_starts
 
 SHUFFLES: list[Shuffle] = [False, True, "blocks"]
+MOST_RANGES, FEW_RANGES = 64, 8
+"""Connections that a bucket opens for the first batch, while it reads the manifest."""
 
 
 class Position(NamedTuple):
@@ -154,7 +156,8 @@ class Epochs(Stream[Position]):
                 "whole_blocks=True with a full shuffle would read each block for nearly each of its rows",
                 hint="give shuffle='blocks', or leave it out",
             )
-        self.source = Source(data, columns, options)
+        # Rows of a full shuffle are a range each; others are a few.
+        self.source = Source(data, columns, options, min(batch_size, MOST_RANGES) if shuffle is True else FEW_RANGES)
         self.batch_size, self.rank, self.world_size, self.drop_last = batch_size, rank, world_size, drop_last
         self.shuffle, self.seed, self.transform, self.episodes = shuffle, seed, transform, episodes
         self.span, self.stride = span, sizes["stride"]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 import tdstore
 from tdstore import Cap, TensorDict, TensorDictBase
+from tdstore.engine import expect_ranges
 from tdstore.errors import DimensionError, InvalidTypeError
 from tdstore.registry import registry
 from tdstore.types import NestedKey
@@ -29,13 +30,18 @@ class Source:
         data: a container with a batch dimension, or a location for `tdstore.open`.
         columns: the keys to read. Default: all.
         options: of `tdstore.open`, such as `storage`; only with a location.
+        ranges: about how many ranges of bytes the first read needs. A bucket opens connections for them meanwhile.
 
     Raises:
         InvalidTypeError: the data is neither a container nor a location, or there are options for a container.
     """
 
     def __init__(
-        self, data: Data, columns: Sequence[NestedKey] | None = None, options: Mapping[str, Any] | None = None
+        self,
+        data: Data,
+        columns: Sequence[NestedKey] | None = None,
+        options: Mapping[str, Any] | None = None,
+        ranges: int = 0,
     ) -> None:
         if tdstore.is_tensor_collection(data):
             if options:
@@ -45,6 +51,7 @@ class Source:
         self.data = data
         self.columns = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
         self.options = dict(options or {})
+        self._ranges = ranges
         self._opened: TensorDictBase | None = None
         self._process = 0
 
@@ -64,7 +71,8 @@ class Source:
         if not isinstance(self.data, (str, os.PathLike)):
             return self.data
         if self._opened is None or self._process != os.getpid():
-            self._opened, self._process = tdstore.open(self.data, **self.options), os.getpid()
+            with expect_ranges(self._ranges):
+                self._opened, self._process = tdstore.open(self.data, **self.options), os.getpid()
         return self._opened
 
     @property

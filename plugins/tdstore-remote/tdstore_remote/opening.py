@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tdstore.engine import Engine, EngineCap
+from tdstore.engine import Engine, EngineCap, expect_ranges
 from tdstore.errors import InvalidTypeError, MissingDependencyError, OptionError, UnsupportedError
 from tdstore.registry import split_scheme
 from tdstore.storekit.local_engine import LocalEngine
@@ -52,10 +52,11 @@ def knows(url: str) -> bool:
 
 
 def _build(url: str, settings: Settings, options: Mapping[str, Any]) -> Engine:
-    inner = _bare(url, settings, options)
-    if settings.cache is not None or settings.cache_ram:
-        return CachedEngine(inner, folder=settings.cache, most=settings.cache_bytes, ram=settings.cache_ram)
-    return inner
+    if settings.cache is None and not settings.cache_ram:
+        return _bare(url, settings, options)
+    with expect_ranges(0):  # a cache may answer what is read
+        inner = _bare(url, settings, options)
+    return CachedEngine(inner, folder=settings.cache, most=settings.cache_bytes, ram=settings.cache_ram)
 
 
 def _bare(url: str, settings: Settings, options: Mapping[str, Any]) -> Engine:

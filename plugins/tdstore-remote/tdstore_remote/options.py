@@ -37,6 +37,8 @@ class Settings:
     tries: int = 5
     concurrency: int = 256
     """Requests at a time."""
+    preconnect: int | None = None
+    """Connections opened beside the first request, by a HEAD each; None: as many as the reader expects to need."""
     cache: str | None = None
     """Folder of a read-through cache on disk, which any number of processes may share."""
     cache_ram: int = 0
@@ -151,6 +153,7 @@ def split_settings(options: Mapping[str, Any], url: str) -> tuple[Settings, dict
         "stall_timeout": (_positive, "a positive number of seconds"),
         "tries": (_count, "a positive integer"),
         "concurrency": (_count, "a positive integer"),
+        "preconnect": (lambda v: _count(v) or v == 0, "a number of connections"),
         "cache": (lambda v: isinstance(v, (str, os.PathLike)), "a folder"),
         "cache_ram": (lambda v: _count(v) or v == 0, "a number of bytes"),
         "cache_bytes": (_count, "a number of bytes"),

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
-from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
+from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry, expected_ranges
 from tdstore.errors import (
     ConflictError,
     CorruptStoreError,
@@ -27,6 +27,7 @@ from tdstore_remote.engines import conditional_puts as conditions_of
 from tdstore_remote.engines import loop
 from tdstore_remote.engines.credentials import s3_config
 from tdstore_remote.engines.gate import Gate
+from tdstore_remote.engines.preconnect import Preconnect
 from tdstore_remote.faults import Again, BucketNotFoundError, Call, NoRangesError, TooShort, of_obstore, short
 from tdstore_remote.libraries import load_obstore
 from tdstore_remote.options import AZURE, HTTP, S3, Settings, Target
@@ -75,6 +76,8 @@ class ObstoreEngine(Engine):
         self._whole: dict[str, bytes] = {}
         self._gates: dict[str, asyncio.Lock] = {}
         self._gate = Gate(settings.concurrency, IN_FLIGHT)
+        more = expected_ranges() if settings.preconnect is None else settings.preconnect
+        self._preconnect = Preconnect(min(more, settings.concurrency - 1), self._head, self._errors())
         self._pins: dict[str, str] = {}
         self._probe_id = (place.scheme, str(target.config.get("endpoint")), place.bucket)
         self._read_only = place.scheme in HTTP
@@ -176,6 +179,7 @@ class ObstoreEngine(Engine):
 
     async def _get(self, key: str, limit: int | None) -> Blob:
         call = self._call(key, "reading")
+        self._preconnect.beside(key)
         return await self._patience.attempt(call, lambda: self._get_once(call, key, limit))
 
     async def _get_once(self, call: Call, key: str, limit: int | None) -> Blob:
@@ -354,11 +358,15 @@ class ObstoreEngine(Engine):
 
     async def _version(self, key: str, *, patient: bool = False) -> Version:
         call = self._call(key, "asking for its size")
+        self._preconnect.beside(key)
         return await self._patience.attempt(call, lambda: self._version_once(call, key), patient=patient)
+
+    async def _head(self, key: str) -> Any:
+        return await self._obstore.head_async(self._reader, key)
 
     async def _version_once(self, call: Call, key: str) -> Version:
         async def work() -> Version:
-            meta = await self._obstore.head_async(self._reader, key)
+            meta = await self._head(key)
             return Version(int(meta["size"]), meta["e_tag"])
 
         return await self._mapped(call, work())

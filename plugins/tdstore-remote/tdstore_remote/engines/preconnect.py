@@ -1,0 +1,44 @@
+"""Connections that are opened beside the first request, for the reads that follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tdstore_remote.engines import loop
+
+
+class Preconnect:
+    """Open connections once: by requests that are cheap, sent beside the first one that a reader waits for.
+
+    A client opens a connection for each request for which it has none that is free. A new connection costs as long as
+    a request, or twice as long with TLS. So reads that follow the first request would wait for theirs.
+
+    Args:
+        connections: how many to open, besides that of the first request.
+        request: requests something small of the object with a key.
+        errors: what a request may raise.
+    """
+
+    def __init__(
+        self, connections: int, request: Callable[[str], Awaitable[Any]], errors: tuple[type[BaseException], ...]
+    ) -> None:
+        self._left = connections
+        self._request, self._errors = request, errors
+
+    def beside(self, key: str) -> None:
+        """Open the connections, unless they were opened before. Nobody waits for them.
+
+        Args:
+            key: the object that the first request reads.
+        """
+        connections, self._left = self._left, 0
+        for _ in range(connections):
+            loop.submit_aside(self._open(key))
+
+    async def _open(self, key: str) -> None:
+        try:
+            await self._request(key)
+        except self._errors:
+            # A server that answers with an error keeps the connection; and the first request tells what is wrong.
+            return
