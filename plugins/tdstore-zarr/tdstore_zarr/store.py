@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path as FsPath
@@ -50,6 +50,7 @@ from tdstore_zarr.place.objects import ObjectPlace
 from tdstore_zarr.place.zip_engine import ZipEngine
 from tdstore_zarr.place.zipfile import ZipPlace, newest_root_of_zip
 from tdstore_zarr.reading.reader import Job
+from tdstore_zarr.reading.row_slices import MANY, RowSlices, read_together
 from tdstore_zarr.resizing import resize
 from tdstore_zarr.session import Session
 
@@ -395,9 +396,19 @@ class ZarrStore(CheckedStore[Stored]):
 
     def _read(self, wanted: Sequence[tuple[Stored, Read]]) -> list[Tensor]:
         session = self._session
-        jobs, results = [], []
+        jobs: list[Job] = []
+        results: list[Tensor] = []
         session.check_room([r for _, r in wanted])
-        for leaf, r in wanted:
+        groups: Iterable[tuple[Any, ...]] = wanted
+        if len(wanted) >= MANY:
+            groups = read_together(wanted, session.opened_spec)
+        for leaf, r, *slices in groups:
+            if slices:
+                sizes = [stop - start for start, stop in slices]
+                room = self._room(leaf, (sum(sizes), *leaf.meta.shape[1:]))
+                jobs.append(Job(leaf, (), to_numpy(room), rows=RowSlices.of(slices, leaf)))
+                results += room.split(sizes)
+                continue
             if isinstance(leaf, StringsLeaf):
                 results.append(gather(leaf.data, r.index, r.out))
                 continue

@@ -267,31 +267,41 @@ class Nested:
         first, *further = terms
         one = isinstance(first, int)
         chosen = slice(first, first + 1) if isinstance(first, int) else first
-        rows = yield from self._read_rows(chosen, partial=_partial(store))
-        if all(isinstance(t, slice) and t == slice(0, n, 1) for t, n in zip(further, self.rest, strict=False)):
-            return rows[0] if one else self._joined(rows)
+        parts, shapes = yield from self._read_rows(chosen, partial=_partial(store))
+        whole = all(isinstance(t, slice) and t == slice(0, n, 1) for t, n in zip(further, self.rest, strict=False))
+        if whole and not one and self.layout is torch.jagged:
+            return self._joined(parts)
+        rows = self._shaped(parts, shapes)
+        if whole:
+            return rows[0] if one else self._strided(rows)
         for d in reversed(range(len(further))):
             rows = [row[(*(slice(None),) * d, further[d])] for row in rows]
         return rows[0] if one else torch.nested.as_nested_tensor(rows, layout=self.layout)
 
-    def _joined(self, rows: list[Tensor]) -> Tensor:
-        if self.layout is torch.strided and rows:
+    def _shaped(self, parts: list[Tensor], shapes: Tensor | None) -> list[Tensor]:
+        """Return rows as they are in the nested tensor, from their values as they are stored."""
+        if shapes is not None:
+            return [part.reshape(shape) for part, shape in zip(parts, shapes.tolist(), strict=True)]
+        return parts if self.dim == 1 else [part.movedim(0, self.dim - 1) for part in parts]
+
+    def _strided(self, rows: list[Tensor]) -> Tensor:
+        if rows:
             return torch.nested.as_nested_tensor(rows, layout=torch.strided)
-        parts = [row.movedim(self.dim - 1, 0) for row in rows] if self.layout is torch.jagged else []
+        none = torch.zeros((0, len(self.rest)), dtype=torch.int64, device="cpu")
+        return self._whole(self._no_values(), none.new_zeros((0, 2)), none)
+
+    def _joined(self, parts: list[Tensor]) -> Tensor:
         values = torch.cat(parts) if parts else self._no_values()
-        ends = torch.tensor([*map(len, parts)], dtype=torch.int64, device="cpu").cumsum(0)
-        row_offsets = torch.stack((torch.cat((ends.new_zeros(1), ends))[: len(ends)], ends), 1)
-        shapes = (
-            None if self.layout is torch.jagged else torch.zeros((0, len(self.rest)), dtype=torch.int64, device="cpu")
-        )
-        return self._whole(values, row_offsets, shapes)
+        ends = np.cumsum([part.shape[0] for part in parts], dtype=np.int64)
+        row_offsets = np.stack((np.concatenate(([0], ends))[: len(ends)], ends), 1)
+        return self._whole(values, torch.from_numpy(row_offsets), None)
 
     def _no_values(self) -> Tensor:
         rest = [*self.rest[: self.dim - 1], *self.rest[self.dim :]] if self.layout is torch.jagged else []
         return torch.empty((0, *rest), dtype=self.dtype, device="cpu")
 
-    def _read_rows(self, index: slice | Tensor, *, partial: bool) -> Rounds[list[Tensor]]:
-        """Read the elements of some rows alone. Adjacent ones take one request."""
+    def _read_rows(self, index: slice | Tensor, *, partial: bool) -> Rounds[tuple[list[Tensor], Tensor | None]]:
+        """Read the elements of some rows, as they are stored, and their shapes. Adjacent ones take one request."""
         row_offsets, shapes = yield from self._places_at(index, partial=partial)
         path = (*self.path, VALUES)
         length = self._length
@@ -312,13 +322,18 @@ class Nested:
         else:
             reads = [Read(path, (slice(begin, end, 1),)) for begin, end in runs]
         found = (yield reads) if reads else []
+        # Most rows are a run of their own.
+        alone = {(begin, end): values for (begin, end), values in zip(runs, found, strict=True)} if partial else {}
         starts = [begin for begin, _ in runs]
         rows = []
-        for number, (begin, end) in enumerate(row_offsets.tolist()):
-            run = bisect.bisect_right(starts, begin) - 1
-            values = found[run][begin - starts[run] : end - starts[run]] if begin < end else self._no_values()
-            rows.append(values.movedim(0, self.dim - 1) if shapes is None else values.reshape(shapes[number].tolist()))
-        return rows
+        for pair in map(tuple, row_offsets.tolist()):
+            values = alone.get(pair)
+            if values is None:
+                begin, end = pair
+                run = bisect.bisect_right(starts, begin) - 1
+                values = found[run][begin - starts[run] : end - starts[run]] if begin < end else self._no_values()
+            rows.append(values)
+        return rows, shapes
 
     # -- where they are --------------------------------------------------------------------------
     def _places_at(self, index: slice | Tensor, *, partial: bool) -> Rounds[tuple[Tensor, Tensor | None]]:

@@ -27,6 +27,7 @@ from tdstore_zarr.codec.codecs import ChunkError
 from tdstore_zarr.layout.grid import Part, count_chunks, full_index, parts, strides
 from tdstore_zarr.layout.leaf import TAIL, UNKNOWN, Leaf, parse_index, seal
 from tdstore_zarr.place.thread_pool import Pool
+from tdstore_zarr.reading.row_slices import RowSlices
 from tdstore_zarr.reading.scattered_rows import Rows
 
 Array = np.ndarray[Any, Any]
@@ -63,8 +64,8 @@ class Job:
     """What it needs: the number of an object, and the position of an inner chunk in it."""
     parts: list[Part] = field(default_factory=list)
     """What to take of each ..."""
-    rows: Rows | None = None
-    """... or rows of all, at once."""
+    rows: Rows | RowSlices | None = None
+    """... or rows of all, at once. Slices are given; scattered rows are found in the index."""
 
 
 _Place = memoryview | tuple[str, int, int] | None
@@ -143,16 +144,17 @@ class Reader:
         cut, shape = job.leaf.cut, job.leaf.meta.shape
         if not job.out.size:
             return
-        wanted = count_chunks(shape, cut.inner, job.index)
+        wanted = len(job.rows.chunks) if job.rows is not None else count_chunks(shape, cut.inner, job.index)
         if wanted > MAX_PARTS:
             raise CorruptStoreError(
                 f"{self.url}: this read of {path_text(job.leaf.path)} touches {wanted} chunks, more than {MAX_PARTS}",
                 url=self.url,
                 hint="read fewer rows at a time",
             )
-        if (rows := Rows.of(job.index, job.out, job.leaf)) is not None:
-            job.rows, each = rows, cut.per_object[0]
-            job.chunks = list(map(divmod, rows.chunks.tolist(), itertools.repeat(each)))
+        if job.rows is None:
+            job.rows = Rows.of(job.index, job.out, job.leaf)
+        if job.rows is not None:
+            job.chunks = list(map(divmod, job.rows.chunks.tolist(), itertools.repeat(cut.per_object[0])))
             return
         whole = len(cut.grid) == 1 or all(n == 1 for n in (*cut.grid[1:], *cut.per_object[1:]))
         if whole and cut.grid:
