@@ -152,7 +152,8 @@ def in_process(context: Any, work: Any, *given: Any) -> Any:
     try:
         return mine.recv()
     finally:
-        process.kill()  # all that counts was sent, and threads of a library may hold it
+        process.join(1)  # in which it removes its semaphores: numcodecs and tqdm make some, and a killed process leaves
+        process.kill()  # them to the resource tracker. All that counts was sent; threads of a library may hold it.
         process.join()
 
 
