@@ -192,6 +192,14 @@ FILE_SUFFIXES = frozenset(
 Any other ending is part of a name: `runs/exp.1`, `v1.2`, `data.2024-01-01`, `ppo.best` are directories.
 """
 
+READERS = {
+    ".csv": "tdstore.from_csv",
+    ".json": "tdstore.from_json",
+    ".parquet": "tdstore.from_parquet",
+    ".safetensors": "tdstore.from_safetensors",
+}
+"""The functions that read files which are no datasets. Those of `.npz` are zip files: `tdz` tells of them."""
+
 
 def _refuse_file_suffix(location: str) -> None:
     """Raise `UnknownBackendError` for the suffix of a file format. A trailing slash asks for a directory."""
@@ -220,10 +228,18 @@ def _not_found(location: str) -> StoreNotFoundError:
     missing = StoreNotFoundError(
         f"{location} is there, but no installed backend recognises it{causes}",
         url=location,
-        hint="pass storage= to name its backend" + ("; tdstore.backends() says why a plugin failed" if causes else ""),
+        hint=_reader_of(location, causes),
     )
     missing.__cause__ = error
     return missing
+
+
+def _reader_of(location: str, causes: str) -> str:
+    """Return a hint: the function for the suffix of a path, or how to name a backend."""
+    reader = READERS.get(os.path.splitext(location)[1].lower())
+    if reader is not None:
+        return f"{reader}({location!r}) reads it; storage= names a backend"
+    return "pass storage= to name its backend" + ("; tdstore.backends() says why a plugin failed" if causes else "")
 
 
 def _failed_plugins() -> tuple[str, PluginError | None]:

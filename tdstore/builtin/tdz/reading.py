@@ -405,7 +405,8 @@ def read_dataset(fd: int, listing: Listing, url: str) -> tuple[bytes, Header, li
         raw = b""
         header, leaves = _ArchiveReader(fd, listing, url).read()
     else:
-        raise CorruptStoreError(f"{url} is a zip without {META}: not an archive of a dataset", url=url)
+        hint = "tdstore.from_npz reads the arrays of numpy.savez" if url.lower().endswith(".npz") else None
+        raise CorruptStoreError(f"{url} is a zip without {META}: not an archive of a dataset", url=url, hint=hint)
     entries = []
     for leaf in map(as_entry, leaves):
         entries.append(leaf)
