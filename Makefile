@@ -31,7 +31,7 @@ LOCAL_WORKERS ?= 3
 # Bytecode is kept: otherwise each process compiles tdstore, and rewrites the asserts of all tests, for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-quick test-local test-cuda lint format types pytest house docs kit conformance bench bench-quick bench-compare install clean
+.PHONY: help demo test test-quick test-local test-cuda lint format types pytest house docs kit conformance bench bench-quick bench-compare bench-page install clean
 
 help:
 	@echo 'While you work:'
@@ -51,6 +51,7 @@ help:
 	@echo '  make bench         the benchmarks, into bench.json and docs/images: ten minutes'
 	@echo '  make bench-quick   smaller ones, into bench-quick.json: two to three minutes'
 	@echo '  make bench-compare BEFORE=a.json AFTER=b.json   what moved between two runs'
+	@echo '  make bench-page RESULTS=bench.json   tables and pictures, into docs/benchmarks.md and docs/images'
 	@echo '  make conformance   run the kit on our backends, and write docs/reference/conformance.md'
 	@echo '  make install       make $(VENV), which all of these do when they need it'
 	@echo '  make clean         remove caches and demo-data; the environment stays (rm -r $(VENV) for that)'
@@ -111,6 +112,11 @@ conformance: $(STAMP)
 
 bench: $(BENCH_STAMP)
 	$(BIN)/python benchmarks/suite.py run --json bench.json --pictures docs/images $(ARGS)
+
+RESULTS ?= bench.json
+bench-page: $(BENCH_STAMP)
+	$(BIN)/python benchmarks/suite.py page $(RESULTS) docs/benchmarks.md
+	$(BIN)/python benchmarks/suite.py draw $(RESULTS) docs/images
 
 bench-quick: $(BENCH_STAMP)
 	$(BIN)/python benchmarks/suite.py run --quick --json bench-quick.json $(ARGS)

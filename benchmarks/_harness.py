@@ -82,9 +82,9 @@ class Bench:
     def has(self, candidate: str) -> bool:
         return candidate not in self.options.without
 
-    def micro(self, group: str, name: str, candidates: dict[str, Run]) -> None:
-        """Add an operation of microseconds: many calls a round, CPU time."""
-        self._add(Row(group, name, candidates))
+    def micro(self, group: str, name: str, candidates: dict[str, Run], *, why: str = "") -> None:
+        """Add an operation of microseconds: many calls a round, CPU time. Arguments as of `io`."""
+        self._add(Row(group, name, candidates, why=why))
 
     def io(self, group: str, name: str, candidates: dict[str, Run], *, tidy: Run | None = None, why: str = "") -> None:
         """Add an operation of milliseconds: one call a round, wall time.

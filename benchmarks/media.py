@@ -64,7 +64,7 @@ class Media:
 
     def row(self, package: str, name: str, peer: Run, ours: Run, why: str = "", tidy: Run | None = None) -> None:
         """Add a row; `why` says why ours may be behind."""
-        self.bench.io(package, name, {PEER: peer, OURS: ours}, tidy=tidy, why=why)
+        self.bench.io(package, name, {PEER: peer, OURS: ours}, tidy=tidy, why=why or FIRST)
 
     def saves(self, package: str, name: str, peer: Callable[[Path], object], ours: Run, suffix: str, why: str) -> None:
         """A row of savings to new places, which are removed after each."""

@@ -28,6 +28,8 @@ TARGETS = [
 ]
 
 Tree = dict[str, Any]
+SAME_DICT = "both packages list the dict inside"
+SWAPPED = "ours writes a new folder and swaps it with the old one; the peer writes into the old files"
 
 
 # --- the data, as plain nested dicts; every candidate is made from the same tensors ---
@@ -128,6 +130,7 @@ class Ops:
         td: Callable[[Any], object],
         floor: Callable[[Tree], object] | None,
         batch: tuple[int, ...] = (3,),
+        why: str = "",
     ) -> None:
         if not self.bench.wants(group, name):
             return
@@ -138,7 +141,7 @@ class Ops:
         if floor is not None:
             plain = copy.deepcopy(tree)
             runs[FLOOR] = lambda: floor(plain)
-        self.bench.micro(group, name, runs)
+        self.bench.micro(group, name, runs, why=why)
 
     def each(
         self, group: str, name: str, make: Callable[[Any], Callable[[], object]], floor: Callable[[], object] | None
@@ -244,8 +247,8 @@ def index(ops: Ops) -> None:
 def iteration(ops: Ops) -> None:
     h, deep = tree100(), tree_deep()
     ops.row("iterate", "keys 100", h, lambda td: list(td.keys()), lambda d: list(d.keys()))
-    ops.row("iterate", "values 100", h, lambda td: list(td.values()), lambda d: list(d.values()))
-    ops.row("iterate", "items 100", h, lambda td: list(td.items()), lambda d: list(d.items()))
+    ops.row("iterate", "values 100", h, lambda td: list(td.values()), lambda d: list(d.values()), why=SAME_DICT)
+    ops.row("iterate", "items 100", h, lambda td: list(td.items()), lambda d: list(d.items()), why=SAME_DICT)
     ops.row(
         "iterate",
         "keys(T, T) deep19",
@@ -429,7 +432,7 @@ def serialise(ops: Ops) -> None:
         floor = root / "floor.pt"
         saves[FLOOR] = lambda: torch.save(tree, floor)
         loads[FLOOR] = lambda: torch.load(floor, mmap=True, weights_only=True)
-        ops.bench.micro(group, "save", saves)
+        ops.bench.micro(group, "save", saves, why=SWAPPED)
         ops.bench.micro(group, "load", loads)
         ops.bench.micro(group, "[1]", rows)
     finally:

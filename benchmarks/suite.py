@@ -3,6 +3,7 @@
     python benchmarks/suite.py run [--quick] [--json FILE] [--pictures FOLDER]
     python benchmarks/suite.py compare BEFORE.json AFTER.json
     python benchmarks/suite.py draw RESULTS.json FOLDER
+    python benchmarks/suite.py page RESULTS.json docs/benchmarks.md
 
 `make bench` runs it (ten minutes; `make bench-quick`: two). The pictures need matplotlib
 (`pip install -r benchmarks/requirements.txt`).
@@ -23,8 +24,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import _report
+
 HERE = Path(__file__).resolve().parent
-SCRIPTS = ("ops", "tensorclass", "stores", "media", "replay", "growth", "memory")
+SCRIPTS = ("ops", "tensorclass", "stores", "media", "remote", "streaming", "replay", "growth", "memory")
+ALWAYS_QUICK = frozenset({"remote", "streaming"})
+"""Their long forms take minutes each: `make bench` runs the short ones."""
 MOVED = 1.25
 """Ratios that moved by less than this factor are noise on a shared machine."""
 Results = dict[str, Any]
@@ -44,7 +49,8 @@ def run(scripts: Iterable[str], quick: bool) -> tuple[Results, list[str]]:
         for name in scripts:
             print(f"\n== {name}", flush=True)
             into = Path(folder, name)
-            command = [sys.executable, str(HERE / f"{name}.py"), "--json", str(into), *(["--quick"] if quick else [])]
+            short = ["--quick"] if quick or name in ALWAYS_QUICK else []
+            command = [sys.executable, str(HERE / f"{name}.py"), "--json", str(into), *short]
             before = _cpu_seconds()
             status = subprocess.run(command, check=False).returncode
             results["cpu_seconds"][name] = round(_cpu_seconds() - before, 1)
@@ -66,10 +72,9 @@ def ratios(results: Results) -> dict[tuple[str, str, str], float]:
     """The peer's time over ours, by script, group and operation."""
     found = {}
     for part, report in results["parts"].items():
-        for row in report["rows"]:
-            seconds = row.get("seconds", {})
-            if seconds.get("peer") and seconds.get("tdstore"):
-                found[part, row["group"], row["name"]] = seconds["peer"] / seconds["tdstore"]
+        for row in _report.rows_of(part, report):
+            if (ratio := _report.ratio(row)) is not None:
+                found[part, row["group"], row["name"]] = ratio
     return found
 
 
@@ -113,7 +118,7 @@ def _bars(results: Results, path: Path) -> Path:
         if part != "growth":
             by_group.setdefault((part, group), []).append(ratio)
     names = [f"{group} ({part})" for part, group in by_group]
-    means = [math.exp(sum(map(math.log, values)) / len(values)) for values in by_group.values()]
+    means = [_report.geomean(values) for values in by_group.values()]
     figure, axes = pyplot.subplots(figsize=(8, 0.26 * len(names) + 1))
     places = range(len(names), 0, -1)
     axes.barh(places, [m - 1 for m in means], left=1, color=["#2a7f62" if m >= 1 else "#b3452c" for m in means])
@@ -181,7 +186,13 @@ def main() -> int:
     verb = verbs.add_parser("draw", help="draw the pictures of a run")
     verb.add_argument("results", type=Path)
     verb.add_argument("folder", type=Path)
+    verb = verbs.add_parser("page", help="write the tables of a run into docs/benchmarks.md")
+    verb.add_argument("results", type=Path)
+    verb.add_argument("page", type=Path)
     options = parser.parse_args()
+    if options.verb == "page":
+        _report.write_page(json.loads(options.results.read_text()), options.page)
+        return 0
     if options.verb == "compare":
         return compare(json.loads(options.before.read_text()), json.loads(options.after.read_text()))
     if options.verb == "draw":
