@@ -149,7 +149,8 @@ class Loan:
         td = td._resident()
         borrowed = bool(td._state & READONLY)
         for key, value in td._data.items():
-            if isinstance(value, Container):
+            plain = type(value) is Tensor or type(value) is nn.Parameter
+            if not plain and isinstance(value, Container):
                 child = _child(module, key)
                 if child is None:
                     raise _unknown(module, (*path, key), "submodule")
@@ -158,7 +159,7 @@ class Loan:
             slots = _slots(module, key)
             if slots is None:
                 raise _unknown(module, (*path, key), "parameter or buffer")
-            if isinstance(value, NonTensor):
+            if not plain and isinstance(value, NonTensor):
                 if value.plain() is not None:
                     raise InvalidTypeError(f"{'.'.join((*path, key))!r} takes a tensor, or None, not {value.plain()!r}")
                 value = None
@@ -167,7 +168,7 @@ class Loan:
                 old[key] = self.memo[place]
                 continue
             there = slots[key]
-            if isinstance(value, StackedMixin) and not isinstance(module, Container):
+            if not plain and isinstance(value, StackedMixin) and not isinstance(module, Container):
                 raise InvalidStateError(
                     f"{'.'.join((*path, key))!r} is a stack of uninitialized parameters: "
                     "map over it with torch.vmap, and put it into the module there"
@@ -197,13 +198,18 @@ class Loan:
         late: list[tuple[Any, dict[str, Any], str, Any, Any]] = []
         compiling, tracing = is_compiling(), traced()
         for module, slots, key, there, value, borrowed in self._writes:
-            if self.inplace and isinstance(there, Tensor):
+            parameters = type(there) is type(value) is nn.Parameter
+            if parameters and self.preserve and not self.inplace and not isinstance(module, Container):
+                if not compiling:
+                    Initialization.end(module)
+                slots[key] = value
+            elif self.inplace and isinstance(there, Tensor):
                 with torch.no_grad():
                     there.copy_(value, non_blocking=self.non_blocking)
             else:
                 of_module = not isinstance(module, Container)
                 back = of_module and slots is module.__dict__ and isinstance(value, nn.Parameter)
-                made = value if back else self._fitting(there, value, borrowed, tied)
+                made = value if back else self._fitting(there, value, borrowed, tied, tracing)
                 if of_module and not compiling:
                     Initialization.end(module)
                     if isinstance(made, MappedUninitialized) or (is_uninitialized(there) and _is_mapped(made)):
@@ -214,7 +220,7 @@ class Loan:
         for place in late:
             Initialization.await_call(*place)
 
-    def _fitting(self, there: Any, value: Any, borrowed: bool, tied: dict[int, Tensor]) -> Any:
+    def _fitting(self, there: Any, value: Any, borrowed: bool, tied: dict[int, Tensor], tracing: bool) -> Any:
         """Return the replacement for a tensor: one that carries gradients stays what it is.
 
         What is `borrowed` from a dataset that was opened for reading is copied where training would change it.
@@ -230,7 +236,7 @@ class Loan:
                 return value.as_subclass(Tensor) if isinstance(value, nn.Parameter) else value  # a buffer stays one
             value = value.data if isinstance(value, nn.Parameter) else value
             return value.clone() if borrowed else value
-        if isinstance(value, nn.Parameter) or value.requires_grad or traced():
+        if isinstance(value, nn.Parameter) or value.requires_grad or tracing:
             return value
         twin = tied.get(id(there))
         if twin is not None and _equal(twin, value):

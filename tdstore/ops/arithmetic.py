@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from tdstore.errors import InvalidArgumentError, InvalidStateError
+from tdstore.index.tracing import traced
 from tdstore.ops.base import OpsBase
 
 
@@ -89,10 +91,44 @@ def _can_cast(source: torch.dtype, target: torch.dtype) -> bool:
     return target is not torch.bool or source is torch.bool
 
 
-def _in_place(fn: Callable[..., Sequence[Tensor]]) -> Callable[..., None]:
-    """Return the in-place form of a function over lists. It raises if a result needs a wider dtype, as torch does."""
+def _alike(leaves: Sequence[Tensor], operands: Sequence[Any], numbers: bool) -> bool:
+    """Check whether all are plain floats in main memory, with tensors of their dtypes and shapes as operands.
+
+    Args:
+        leaves: what is written.
+        operands: a list for each; the last may be one of `numbers`.
+        numbers: whether it may.
+    """
+    for leaf in leaves:
+        if leaf.dtype not in _FLOATS or type(leaf) not in _PLAIN or not leaf.is_cpu:
+            return False
+    for parts in operands:
+        if type(parts) is not list:
+            return False
+        for leaf, part in zip(leaves, parts, strict=True):
+            if type(part) not in _PLAIN:
+                if not (numbers and parts is operands[-1] and type(part) in (int, float)):
+                    return False
+            elif part.dtype is not leaf.dtype or not part.is_cpu or part.shape != leaf.shape:
+                return False
+    return True
+
+
+def _in_place(
+    fn: Callable[..., Sequence[Tensor]], at_once: Callable[..., None], *, numbers: bool = True
+) -> Callable[..., None]:
+    """Return the in-place form of a function over lists. It raises if a result needs a wider dtype, as torch does.
+
+    Args:
+        fn: returns the results.
+        at_once: does it in place, for leaves and operands whose results can be stored in any case.
+        numbers: whether the last operand of `at_once` may be numbers.
+    """
 
     def write(leaves: Sequence[Tensor], *operands: Any) -> None:
+        if not traced() and _alike(leaves, operands, numbers):
+            at_once(leaves, *operands)
+            return
         for leaf, result in zip(leaves, fn(leaves, *operands), strict=True):
             if not _can_cast(result.dtype, leaf.dtype):
                 raise InvalidStateError(
@@ -294,31 +330,35 @@ class ArithmeticOps(OpsBase):
 
     def maximum_(self, other: Any) -> Self:
         """Take the larger of every leaf and `other`, in place."""
-        return self._foreach_(_in_place(_maximum), other)
+        return self._foreach_(_in_place(_maximum, torch._foreach_maximum_), other)
 
     def minimum_(self, other: Any) -> Self:
         """Take the smaller of every leaf and `other`, in place."""
-        return self._foreach_(_in_place(_minimum), other)
+        return self._foreach_(_in_place(_minimum, torch._foreach_minimum_), other)
 
     def clamp_max_(self, other: Any) -> Self:
         """Bound every leaf from above, in place."""
-        return self._foreach_(_in_place(_clamp_max), other)
+        return self._foreach_(_in_place(_clamp_max, torch._foreach_clamp_max_), other)
 
     def clamp_min_(self, other: Any) -> Self:
         """Bound every leaf from below, in place."""
-        return self._foreach_(_in_place(_clamp_min), other)
+        return self._foreach_(_in_place(_clamp_min, torch._foreach_clamp_min_), other)
 
     def lerp_(self, end: Any, weight: Any) -> Self:
         """Interpolate every leaf in place, as `Tensor.lerp_`."""
-        return self._foreach_(_in_place(_lerp), end, weight)
+        return self._foreach_(_in_place(_lerp, torch._foreach_lerp_), end, weight)
 
     def addcmul_(self, other1: Any, other2: Any, *, value: float = 1) -> Self:
         """Add `value * other1 * other2` to every leaf in place, as `Tensor.addcmul_`."""
-        return self._foreach_(_in_place(_addcmul(value)), other1, other2)
+        return self._foreach_(
+            _in_place(_addcmul(value), partial(torch._foreach_addcmul_, value=value), numbers=False), other1, other2
+        )
 
     def addcdiv_(self, other1: Any, other2: Any, *, value: float = 1) -> Self:
         """Add `value * other1 / other2` to every leaf in place, as `Tensor.addcdiv_`."""
-        return self._foreach_(_in_place(_addcdiv(value)), other1, other2)
+        return self._foreach_(
+            _in_place(_addcdiv(value), partial(torch._foreach_addcdiv_, value=value), numbers=False), other1, other2
+        )
 
     # -- operators --------------------------------------------------------------------------
     def __add__(self, other: Any) -> Self:

@@ -94,3 +94,7 @@ class OpsBase:
     @abstractmethod
     def _leaf_list(self) -> list[Tensor]:
         """Return the tensor leaves, depth first in key order."""
+
+    def _plain_leaves(self) -> list[Tensor] | None:
+        """Return all leaves, if each is a dense tensor or parameter in memory and no stack is below; else None."""
+        return None

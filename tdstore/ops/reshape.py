@@ -151,8 +151,10 @@ class ReshapeOps(OpsBase):
             torch.Size([3, 2, 5])
         """
         n = len(self.batch_size)
-        order = list(range(n))
         a, b = as_dim(dim0, n), as_dim(dim1, n)
+        if a == b:
+            return self._return_unchanged()
+        order = list(range(n))
         order[a], order[b] = b, a
         return self.permute(*order)
 

@@ -79,6 +79,8 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
     @batch_size.setter
     def batch_size(self, batch_size: Any) -> None:
         new = as_size(batch_size)
+        if self._resize_plain(new):
+            return
         self._check_batch(new, ())
         for above in self._batches_above():
             if new[: len(above)] != above:
@@ -88,6 +90,10 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
                     hint="set the batch_size of the outer TensorDict first",
                 )
         self._set_batch_size(new)
+
+    def _resize_plain(self, batch_size: torch.Size) -> bool:
+        """Take a batch size where all entries are plain tensors that start with it; False, and unchanged, elsewhere."""
+        return False
 
     def _batches_above(self) -> list[torch.Size]:
         """Return the batch sizes of the TensorDicts that this one is known to be an entry of: those that are locked."""
@@ -145,7 +151,10 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
             >>> td.size(), td.size(-1)
             (torch.Size([3, 4]), 4)
         """
-        return self._batch_size if dim is None else self._batch_size[as_dim(dim, self.batch_dims)]
+        if dim is None:
+            return self._batch_size
+        size = self._batch_size
+        return size[dim] if type(dim) is int and 0 <= dim < len(size) else size[as_dim(dim, len(size))]
 
     def numel(self) -> int:
         """Return the number of rows: the product of the batch size, and at least 1. `param_count` counts elements.

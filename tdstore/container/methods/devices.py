@@ -313,8 +313,9 @@ def _plain(leaf: Tensor) -> Tensor:
 
 
 def _common_dtype(td: Any) -> torch.dtype | None:
-    dtypes = set()
-    stack = [td]
+    plain = td._plain_leaves()
+    dtypes = set() if plain is None else {leaf.dtype for leaf in plain}
+    stack = [td] if plain is None else []
     while stack:
         node = stack.pop()
         for key in node._first_keys():

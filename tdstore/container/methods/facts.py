@@ -37,12 +37,17 @@ class MeasureMixin(Container):
             >>> TensorDict({"a": torch.zeros(3, 4), "b": torch.zeros(3, dtype=torch.uint8)}, [3]).bytes()
             51
         """
+        plain = self._plain_leaves() if count_duplicates else None
+        if plain is not None:
+            grads = [leaf.grad for leaf in plain if leaf.requires_grad and leaf.is_leaf]
+            return sum([part.nbytes for part in (*plain, *grads) if part is not None])
         leaves = sum(n * size for n, size in self._sizes(count_duplicates))
         return leaves + sum(self._companion_sizes(count_duplicates))
 
     def param_count(self, *, count_duplicates: bool = True) -> int:
         """Count the elements of all tensor leaves, without reading them. Arguments as of `bytes`."""
-        return sum(n for n, _ in self._sizes(count_duplicates))
+        plain = self._plain_leaves() if count_duplicates else None
+        return sum([leaf.numel() for leaf in plain] if plain else [n for n, _ in self._sizes(count_duplicates)])
 
     def _sizes(self, count_duplicates: bool) -> list[tuple[int, int]]:
         """List the number of elements and the element size of each leaf."""
@@ -121,6 +126,9 @@ class MeasureMixin(Container):
 
     def is_floating_point(self) -> bool:
         """Return whether every leaf has a floating-point dtype."""
+        plain = self._plain_leaves()
+        if plain is not None:
+            return all(leaf.is_floating_point() for leaf in plain)
         return all(node._leaf_facts(key).dtype.is_floating_point for node, key in self._leaf_places())
 
     def is_non_tensor(self, key: Any) -> bool:

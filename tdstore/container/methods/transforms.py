@@ -171,6 +171,9 @@ class TransformsMixin(Container):
 
     def is_contiguous(self) -> bool:
         """Return whether every leaf is contiguous in memory."""
+        plain = self._plain_leaves()
+        if plain is not None:
+            return all(t.is_contiguous() for t in plain)
         if self._resident() is not self or _stacked_below(self) is not self:
             return False
         return all(t.is_contiguous() for t in self._leaf_list())

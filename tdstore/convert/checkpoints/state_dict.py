@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
-from tdstore.container.core.locks import SHARED
+from tdstore.container.core.locks import BOUND, MAPPED, READONLY, SHARED
 from tdstore.container.core.tensorclasses import class_of, takes, unwrap
 from tdstore.container.entries.unbatched import UnbatchedTensor
 from tdstore.container.functions.uneven_stacks import even
@@ -26,6 +26,7 @@ from tdstore.container.storage.change_plan import Changes
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.convert.checkpoints.state_dict_forms import Tree, read, write_flat, write_legacy, write_nested
 from tdstore.errors import BatchSizeError, StateDictError
+from tdstore.index.tracing import traced
 from tdstore.types import Path
 
 
@@ -67,6 +68,8 @@ class StateDictMixin(Container):
         if _asked_by_a_loader():
             return {}
         out: dict[str, Any] = OrderedDict() if destination is None else destination
+        if destination is None and flatten and not legacy and _write_plain(self, out, prefix, keep_vars):
+            return out
         if not hasattr(out, "_metadata") and isinstance(out, OrderedDict):
             out._metadata = OrderedDict()  # type: ignore[attr-defined]
         tree = _tree_of(self, keep_vars)
@@ -105,6 +108,8 @@ class StateDictMixin(Container):
         """
         if _asked_by_a_loader():
             return self
+        if not assign and from_flatten is not False and _load_plain(self, state_dict):
+            return self
         tree = read(state_dict, self, from_flatten)
         job = _Loading(strict, assign, grows=not isinstance(self, torch.nn.Module))
         job.plan(self, tree, ())
@@ -127,6 +132,31 @@ def _asked_by_a_loader() -> bool:
 
 
 # -- out ---------------------------------------------------------------------------------------
+def _write_plain(td: Any, out: Any, prefix: str, keep_vars: bool) -> bool:
+    """Write a TensorDict of plain tensors to an empty flat state dict; False, and nothing written, for another."""
+    notes: dict[str, Any] = OrderedDict()
+    if not _collect_plain(td, out, notes, prefix, keep_vars):
+        out.clear()
+        return False
+    out._metadata = notes
+    return True
+
+
+def _collect_plain(td: Any, out: Any, notes: dict[str, Any], prefix: str, keep_vars: bool) -> bool:
+    if type(td) is not Container._resident_class or td._state & SHARED or td._names is not None:
+        return False
+    notes[prefix[:-1]] = {"batch_size": td._batch_size, "device": td._device}
+    for key, value in td._data.items():
+        name = prefix + key
+        if type(value) is Tensor:
+            if name in out:
+                return False
+            out[name] = value if keep_vars else value.detach()
+        elif not _collect_plain(value, out, notes, f"{name}.", keep_vars):
+            return False
+    return True
+
+
 def _tree_of(td: Any, keep_vars: bool) -> Tree:
     tensorclass, td = class_of(td), unwrap(td)
     if isinstance(td, td._stack_class) and not even(td):
@@ -150,6 +180,56 @@ def _tree_of(td: Any, keep_vars: bool) -> Tree:
 
 
 # -- in ----------------------------------------------------------------------------------------
+def _load_plain(td: Any, state: Mapping[str, Any]) -> bool:
+    """Load a flat state dict of a TensorDict of the same plain tensors; False, and nothing written, for another."""
+    notes = getattr(state, "_metadata", None)
+    mine: list[Tensor] = []
+    theirs: list[Tensor] = []
+    if not notes or traced() or not _match_plain(td, state, notes, "", mine, theirs):
+        return False
+    if not mine or len(mine) != len(state) or len(notes) != 1 + sum(1 for _ in _groups_below(td)):
+        return False
+    with torch.no_grad():
+        torch._foreach_copy_(mine, theirs)
+    return True
+
+
+def _groups_below(td: Any) -> Iterator[Any]:
+    for group in td._groups():
+        yield group
+        yield from _groups_below(group)
+
+
+def _match_plain(
+    td: Any, state: Mapping[str, Any], notes: Mapping[str, Any], prefix: str, mine: list[Tensor], theirs: list[Tensor]
+) -> bool:
+    """Pair the tensors of a TensorDict with those of its state dict, where copying them cannot fail."""
+    if type(td) is not Container._resident_class or td._state & (READONLY | MAPPED | SHARED | BOUND):
+        return False
+    if notes.get(prefix[:-1]) != {"batch_size": td._batch_size, "device": td._device} or td._names is not None:
+        return False
+    for key, leaf in td._data.items():
+        if type(leaf) is not Tensor:
+            if not _match_plain(leaf, state, notes, f"{prefix}{key}.", mine, theirs):
+                return False
+            continue
+        other = state.get(prefix + key)
+        if (
+            type(other) is not Tensor
+            or leaf.is_nested
+            or other.is_nested
+            or other.dtype is not leaf.dtype
+            or other.shape != leaf.shape
+            or leaf.requires_grad
+            or not (leaf.is_cpu and leaf.is_contiguous() and other.is_cpu)
+            or other.layout is not torch.strided
+        ):
+            return False
+        mine.append(leaf)
+        theirs.append(other)
+    return True
+
+
 @dataclass
 class _Part:
     """Changes of one container."""

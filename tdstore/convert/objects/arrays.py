@@ -101,9 +101,11 @@ def from_struct_array(
 
 def to_struct_array(td: Any) -> np.ndarray[Any, Any]:
     """Build a structured array of the batch's shape, with a field per entry."""
-    refuse_ragged(td, "to_struct_array")
+    in_memory = td._plain_leaves() is not None
+    if not in_memory:
+        refuse_ragged(td, "to_struct_array")
     out = np.empty(td.batch_size, _struct_dtype(td, td.batch_dims))
-    if not td.batch_dims:
+    if in_memory or not td.batch_dims:
         _fill(out, td._resident())
         return out
     for start, stop, block in row_blocks(td):
@@ -119,7 +121,8 @@ def _struct_dtype(td: Any, n: int) -> np.dtype[Any]:
         if kind == GROUP:
             fields.append((key, _struct_dtype(td._raw(key), n)))
         elif kind == LEAF:
-            shape, _, dtype, *_ = td._leaf_facts(key)
+            spec = td._plain_spec(key) or td._leaf_facts(key)
+            shape, dtype = spec.shape, spec.dtype
             fields.append((key, _number_dtype(dtype, key), tuple(shape[n:])))
         else:
             values = td._raw(key)
@@ -153,7 +156,7 @@ def _fill(out: Any, block: Any) -> None:
         if isinstance(value, Container):
             _fill(out[key], value._resident())
         elif isinstance(value, Tensor):
-            out[key] = value.detach().cpu().resolve_conj().resolve_neg().numpy()
+            out[key] = value.numpy(force=True)
         elif isinstance(value, NonTensorData):
             out[key] = value.data
         else:

@@ -551,6 +551,11 @@ class LazyOps(LazyWrites):
         if new == old:
             return self._return_unchanged()
         n = len(old)
+        lead = len(new) - n + 1
+        if not self._stack_dim and self._tds and self._names is None and lead > 1 and new[lead:] == old[1:]:
+            split: Self = self._nest(list(self._tds), new[:lead], 0)  # the stack dimension alone, into several
+            split._undo = (weakref.ref(self), lambda v: v.reshape(old))
+            return split.lock_() if self._state & LOCKED else split
 
         def fn(t: Tensor) -> Tensor:
             return t.view((*new, *t.shape[n:]))

@@ -9,12 +9,15 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.dim_names import extend_names, names_below, names_moved
 from tdstore.container.core.locks import BOUND, CONSOLIDATED, LOCKED, MAPPED, READONLY, SHARED
+from tdstore.container.core.tensorclasses import Typed
 from tdstore.container.entries.nested_tensors import leaf_shape
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
+from tdstore.container.methods.apply import starts_with
 from tdstore.container.storage.change_plan import Prepared, Undo
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, assign
 from tdstore.container.values.shapes import constant
@@ -38,6 +41,7 @@ from tdstore.types import Names
 
 VIEW_FLAGS = READONLY | MAPPED | SHARED
 """What a view of the entries inherits."""
+_DENSE = torch.strided
 
 
 def _lists_rows(index: Any) -> bool:
@@ -220,6 +224,41 @@ class ResidentTree(TensorDictBase):
             )
         return value
 
+    def _resize_plain(self, batch_size: torch.Size) -> bool:
+        nodes: list[ResidentTree] = []
+        if not self._plan_resize(batch_size, nodes):
+            return False
+        for node in nodes:
+            node._batch_size = batch_size
+        return True
+
+    def _plan_resize(self, batch_size: torch.Size, nodes: list[ResidentTree]) -> bool:
+        """Collect this and the nested TensorDicts to resize. False if anything needs a closer look."""
+        if self._state or self._names is not None or self._binding is not None:
+            return False
+        nodes.append(self)
+        n, same = len(batch_size), batch_size == self._batch_size
+        for value in self._data.values():
+            if type(value) is Tensor:
+                if not same and (value.is_nested or not starts_with(value.shape, batch_size)):
+                    return False
+                continue
+            group = value._tensordict if isinstance(value, Typed) else value
+            if type(group) is not self._resident_class or (
+                group._batch_size[:n] != batch_size and not group._plan_resize(batch_size, nodes)
+            ):
+                return False
+        return True
+
+    def _check_batch(self, new: torch.Size, path: tuple[str, ...]) -> None:
+        for key, value in self._data.items():
+            if type(value) is Tensor and not value.is_nested and starts_with(value.shape, new):
+                continue
+            if not isinstance(value, ResidentTree):
+                super()._check_batch(new, path)
+                return
+            value._check_batch(new, (*path, key))
+
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         n = len(batch_size)
         if self._names is not None:
@@ -228,6 +267,8 @@ class ResidentTree(TensorDictBase):
             self._names = names if names and any(names) else None
         self._batch_size = batch_size
         for key, value in self._data.items():
+            if type(value) is Tensor:
+                continue
             if isinstance(value, Container):
                 if value.batch_size[:n] != batch_size:
                     value._set_batch_size(batch_size)
@@ -375,6 +416,22 @@ class ResidentTree(TensorDictBase):
                 out += value._leaf_list()
                 own = False
         return own
+
+    def _plain_leaves(self) -> list[Tensor] | None:
+        leaves: list[Tensor] = []
+        return leaves if self._collect_plain(leaves) else None
+
+    def _collect_plain(self, out: list[Tensor]) -> bool:
+        for value in self._data.values():
+            if type(value) is Tensor or type(value) is Parameter:
+                if value.layout is not _DENSE or value.is_nested:
+                    return False
+                out.append(value)
+            elif type(value) is not NonTensorData:
+                group = value._tensordict if isinstance(value, Typed) else value
+                if not isinstance(group, ResidentTree) or not group._collect_plain(out):
+                    return False
+        return True
 
     def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
         """Build the same tree around other leaves, in the order of `_leaf_list`."""

@@ -15,7 +15,8 @@ from torch import Tensor
 from tdstore.container.core.locks import LOCKED, MAPPED, READONLY, SHARED
 from tdstore.container.core.tensorclasses import Typed, unwrap
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
-from tdstore.container.values.nontensor import NonTensor, NonTensorData
+from tdstore.container.values.lazy_gather import repeats
+from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.varlen.nested_rows import rows_at
 from tdstore.errors import DimensionError, InvalidArgumentError, OutOfRangeError
 from tdstore.index.index_terms import as_terms, indexed_names, spelled_out
@@ -28,6 +29,8 @@ from tdstore.tensordicts.resident.store_backed import BindingMixin
 from tdstore.tensordicts.resident.write_checks import are_plain, check_copies, copy_plain
 from tdstore.types import Names
 
+TensorPairs = list[tuple[Tensor, Tensor]]
+ValuePairs = list[tuple[NonTensorStack, NonTensor]]
 _ALL = slice(None)
 _CPU = torch.device("cpu")
 _ROW_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -258,6 +261,8 @@ class IndexedTree(BindingMixin):
             if found is None:
                 return False
             terms: Any = found[0]
+        elif index is Ellipsis:
+            terms = index
         elif kind is Tensor and index.dtype is torch.bool and index.ndim > 1:
             if index.shape != batch[: index.ndim]:
                 return False
@@ -320,6 +325,11 @@ class IndexedTree(BindingMixin):
                 return False
         elif not batch:
             return False
+        elif kind is tuple:
+            found = _basic_shape(index, batch)
+            if found is None or value._batch_size != (batch if found[1] is None else found[1]):
+                return False
+            index = found[0]
         elif kind is int and -batch[0] <= index < batch[0]:
             if value._batch_size != batch[1:]:
                 return False
@@ -366,8 +376,8 @@ class IndexedTree(BindingMixin):
                 return False
         return True
 
-    def _same_at(self, index: Any, value: IndexedTree) -> tuple[Any, list[tuple[Tensor, Tensor]]] | None:
-        """Return the checked index, and pairs of tensors of this one and of a TensorDict of the same structure.
+    def _same_at(self, index: Any, value: IndexedTree) -> tuple[Any, TensorPairs, ValuePairs] | None:
+        """Return the checked index, and pairs of tensors and values of this one and of one of the same structure.
 
         None if it has another structure (dtypes aside), or the index needs a closer look.
         """
@@ -388,16 +398,17 @@ class IndexedTree(BindingMixin):
             index, new = rows, torch.Size((rows.shape[0], *batch[1:]))
         else:
             return None
-        pairs: list[tuple[Tensor, Tensor]] = []
-        if value._batch_size != new or not self._pair(value, len(batch), len(new) - len(batch), pairs):
+        pairs: TensorPairs = []
+        values: ValuePairs = []
+        if value._batch_size != new or not self._pair(value, len(batch), len(new) - len(batch), pairs, values):
             return None
         if not are_plain(pairs):
             if any(mine.is_nested or theirs.is_nested for mine, theirs in pairs):
                 return None
             check_copies(pairs)
-        return index, pairs
+        return index, pairs, values
 
-    def _write_same(self, index: Any, pairs: list[tuple[Tensor, Tensor]]) -> None:
+    def _write_same(self, index: Any, pairs: TensorPairs, values: ValuePairs) -> None:
         """Write at a checked index what `_same_at` found."""
         mapped = type(index) is slice and self._state & MAPPED
         if mapped and self._write_files(index, [theirs for _, theirs in pairs]):
@@ -412,9 +423,11 @@ class IndexedTree(BindingMixin):
         else:
             for mine, theirs in pairs:
                 mine[index] = theirs
+        for stack, part in values:
+            stack.put(index, part)
 
-    def _pair(self, other: IndexedTree, n: int, shift: int, pairs: list[tuple[Tensor, Tensor]]) -> bool:
-        """Match tensors by key. False if anything does not fit.
+    def _pair(self, other: IndexedTree, n: int, shift: int, pairs: TensorPairs, values: ValuePairs) -> bool:
+        """Match tensors, and values of which each row has its own, by key. False if anything does not fit.
 
         `n` is how many dimensions the index is about, `shift` how many more the other side has of them.
         """
@@ -423,7 +436,7 @@ class IndexedTree(BindingMixin):
             return False
         other_n = n + shift
         for key, mine in self._data.items():
-            match = theirs.get(key)
+            match: Any = theirs.get(key)
             if type(mine) is Tensor or is_batched(mine):
                 if not (type(match) is Tensor or is_batched(match)):
                     return False
@@ -446,14 +459,28 @@ class IndexedTree(BindingMixin):
             if isinstance(mine, Typed):
                 mine, match = mine._tensordict, unwrap(match)
             if isinstance(mine, IndexedTree) and isinstance(match, IndexedTree):
-                if not mine._pair(match, n, shift, pairs):
+                if not mine._pair(match, n, shift, pairs, values):
                     return False
             elif type(mine) is NonTensorData and type(match) is NonTensorData:
                 if not same_value(mine, match):
                     return False  # else there is nothing to write
+            elif self._binding is None and _takes_values(mine, match, self._batch_size, other._batch_size):
+                values.append((mine, match))
             else:
                 return False
         return True
+
+
+def _takes_values(mine: Any, match: Any, batch: torch.Size, rows: torch.Size) -> bool:
+    """Return whether values in memory can be written into a stack of them at rows, which cannot fail then."""
+    return (
+        type(mine) is NonTensorStack
+        and type(mine._pool) is list
+        and mine._at.shape == batch
+        and (type(match) is NonTensorData or type(match) is NonTensorStack)
+        and match.batch_size == rows
+        and not repeats(mine._at)
+    )
 
 
 def _basic_shape(terms: tuple[Any, ...], batch: torch.Size) -> tuple[tuple[Any, ...], torch.Size | None] | None:

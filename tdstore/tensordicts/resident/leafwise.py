@@ -60,7 +60,12 @@ class LeafwiseTree(ResidentTree):
         if self._state & READONLY:
             self._check_writable()
         leaves: list[Tensor] = []
-        if not self._collect(leaves) or self._trains_below(leaves):
+        numbers = not any(isinstance(o, (Container, Tensor)) for o in operands)
+        if numbers and (plain := self._plain_leaves()) is not None:
+            leaves, own = plain, True  # those of nested tensorclasses too
+        else:
+            own = self._collect(leaves)
+        if not own or self._trains_below(leaves):
             self._mixed(lambda node, *parts: node._foreach_(fn, *parts), operands, exact=False)
         elif leaves:
             parts = [self._operand(o, leaves, exact=False) for o in operands]

@@ -247,8 +247,8 @@ class BindingMixin(LeafwiseTree):
         """Refuse a change of shape or names: a reader's TensorDict is the dataset as it is stored."""
         if self._state & READONLY and self._binding is not None:
             self._check_writable()
-        for group in self._groups():
-            if isinstance(group, BindingMixin):
+        for group in self._data.values():
+            if type(group) is not Tensor and isinstance(group, BindingMixin):
                 group._refuse_readonly()
 
     def _check_batch(self, new: torch.Size, path: tuple[str, ...]) -> None:

@@ -25,13 +25,13 @@ from tdstore.container.methods.apply import starts_with
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import ArgumentKindError, InvalidArgumentError, KeyNotFoundError
 from tdstore.index.shapes import as_size
-from tdstore.storekit.pages import HOLES, reserve
-from tdstore.tensordicts.resident.indexing import IndexedTree, same_value
+from tdstore.tensordicts.resident.entry_access import EntryTree
+from tdstore.tensordicts.resident.indexing import same_value
 from tdstore.tensordicts.resident.write_checks import check_copies, copy_all
 from tdstore.types import Entry, IndexType, Names, NestedKey
 
 
-class TensorDict(IndexedTree):
+class TensorDict(EntryTree):
     """A dictionary of tensors that share leading batch dimensions, nested at will.
 
     Args:
@@ -202,84 +202,6 @@ class TensorDict(IndexedTree):
             self.set(index, value)
         else:
             self._set_rows(index, value)
-
-    def set(
-        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any
-    ) -> Self:
-        if inplace:
-            if type(key) is str and type(item) is Tensor and not self._state & READONLY:
-                old = self._data.get(key)
-                if type(old) is Tensor and old.shape == item.shape and not old.requires_grad:
-                    if HOLES:
-                        reserve(old)
-                    old.copy_(item)
-                    return self
-            return super().set(key, item, inplace)
-        node: Any = self
-        full = key
-        if type(key) is tuple:
-            for part in key[:-1]:
-                node = node._data.get(part) if type(part) is str else None
-                if type(node) is not TensorDict:
-                    return super().set(key, item)
-            key = key[-1] if key else key
-        if type(key) is not str or node._state:
-            return super().set(full, item)
-        if type(item) is Tensor and (node._device is None or (item.is_cpu and node._device == _CPU)):
-            try:
-                shape, batch = item.shape, node._batch_size
-            except RuntimeError:  # a nested tensor
-                node._data[key] = node._coerce(key, item)
-                return self
-            n = len(batch)
-            if not n or (n == 1 and shape and shape[0] == batch[0]) or shape[:n] == batch:
-                node._data[key] = item
-                return self
-        made = node._coerce(key, item)
-        node._data[key] = made
-        if type(made) is not Tensor:
-            node._name_after(made)
-        return self
-
-    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
-        mine = self._plain_leaf(key) if type(item) is Tensor and not item.is_nested else None
-        if mine is None or mine.shape != item.shape:
-            return super().set_(key, item)
-        if HOLES:
-            reserve(mine)
-        mine.copy_(item)
-        return self
-
-    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
-        mine = self._plain_leaf(key) if type(value) is Tensor and type(index) in (int, slice) and not HOLES else None
-        if mine is not None and not value.is_nested:
-            try:
-                part = mine[index]
-            except (IndexError, ValueError):
-                return super().set_at_(key, value, index)  # which raises
-            if part.shape == value.shape:
-                part.copy_(value)
-                return self
-        return super().set_at_(key, value, index)
-
-    def _plain_leaf(self, key: NestedKey) -> Tensor | None:
-        """Return the tensor at a key, if it and all on the way to it are plain and can be written."""
-        node: Any = self
-        if type(key) is tuple and key:
-            for part in key[:-1]:
-                node = node._data.get(part) if type(part) is str else None
-                if type(node) is not TensorDict:
-                    return None
-            key = key[-1]
-        if type(key) is not str or node._state & READONLY:
-            return None
-        mine = node._data.get(key)
-        if type(mine) is not Tensor or mine.requires_grad or mine.is_nested:
-            return None
-        try:
-            return mine if mine.is_contiguous() else None
-        except RuntimeError:  # what torch.vmap hands out does not tell
-            return None
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
         source = input_dict_or_td
@@ -506,7 +428,8 @@ class TensorDict(IndexedTree):
         """Return the entries. Values get the names of the dimensions."""
         if self._names is not None:
             for value in self._data.values():
-                self._with_names(value)
+                if type(value) is not Tensor:
+                    self._with_names(value)
         return self._data
 
     def values(
@@ -540,6 +463,8 @@ class TensorDict(IndexedTree):
     ) -> Any:
         if not (include_nested or leaves_only or sort):
             return self._data.items() if self._names is None else self._data_with_names().items()
+        if leaves_only and not include_nested and is_leaf is None and not sort and self._names is None:
+            return [(key, value) for key, value in self._data.items() if isinstance(value, Tensor)]
         if include_nested and leaves_only and is_leaf is None and not sort:
             out: list[Any] = []
             self._leaf_keys((), out)

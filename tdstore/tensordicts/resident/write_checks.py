@@ -150,6 +150,8 @@ def planned_below(group: Any, value: Any, index: Any) -> Changes:
 
 def rehearse(fn: Callable[..., object], leaves: Sequence[Tensor], parts: Sequence[Any]) -> None:
     """Run once on empty tensors where dtypes differ, so that a refused dtype does not stop the run halfway."""
+    if len(leaves) == 1 or (not parts and len({leaf.dtype for leaf in leaves}) == 1):
+        return
     seen: dict[tuple[Any, ...], int] = {}
     for i, leaf in enumerate(leaves):
         kinds = (getattr(p[i], "dtype", type(p[i])) if isinstance(p, list) else None for p in parts)

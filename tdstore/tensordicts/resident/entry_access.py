@@ -1,0 +1,128 @@
+"""Entries by their keys, in memory: the short ways to set, fill and write one."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core.locks import READONLY
+from tdstore.container.methods.access import AS_SET
+from tdstore.storekit.pages import HOLES, reserve
+from tdstore.tensordicts.resident.indexing import IndexedTree
+from tdstore.types import Entry, NestedKey
+
+_CPU = torch.device("cpu")
+
+
+class EntryTree(IndexedTree):
+    """set, set_, set_at_, fill_, get_at."""
+
+    __slots__ = ()
+
+    def set(
+        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any
+    ) -> Self:
+        if inplace:
+            if type(item) is Tensor and not self._state & READONLY:
+                old = self._data.get(key) if type(key) is str else self._plain_leaf(key)
+                if type(old) is Tensor and old.shape == item.shape and not old.requires_grad:
+                    if HOLES:
+                        reserve(old)
+                    old.copy_(item)
+                    return self
+            return super().set(key, item, inplace)
+        node: Any = self
+        plain = self._resident_class
+        full = key
+        if type(key) is tuple:
+            for part in key[:-1]:
+                node = node._data.get(part) if type(part) is str else None
+                if type(node) is not plain:
+                    return super().set(key, item)
+            key = key[-1] if key else key
+        if type(key) is not str or node._state:
+            return super().set(full, item)
+        if type(item) is Tensor and (node._device is None or (item.is_cpu and node._device == _CPU)):
+            try:
+                shape, batch = item.shape, node._batch_size
+            except RuntimeError:  # a nested tensor
+                node._data[key] = node._coerce(key, item)
+                return self
+            n = len(batch)
+            if not n or (n == 1 and shape and shape[0] == batch[0]) or shape[:n] == batch:
+                node._data[key] = item
+                return self
+        made = node._coerce(key, item)
+        node._data[key] = made
+        if type(made) is not Tensor:
+            node._name_after(made)
+        return self
+
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
+        mine = self._plain_leaf(key) if type(item) is Tensor and not item.is_nested else None
+        if mine is None or mine.shape != item.shape:
+            return super().set_(key, item)
+        if HOLES:
+            reserve(mine)
+        mine.copy_(item)
+        return self
+
+    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+        mine = self._plain_leaf(key) if type(value) is Tensor and type(index) in (int, slice) and not HOLES else None
+        if mine is not None and not value.is_nested:
+            try:
+                part = mine[index]
+            except (IndexError, ValueError):
+                return super().set_at_(key, value, index)  # which raises
+            if part.shape == value.shape:
+                part.copy_(value)
+                return self
+        return super().set_at_(key, value, index)
+
+    def _plain_leaf(self, key: NestedKey) -> Tensor | None:
+        """Return the tensor at a key, if it and all on the way to it are plain and can be written."""
+        node: Any = self
+        if type(key) is tuple and key:
+            for part in key[:-1]:
+                node = node._data.get(part) if type(part) is str else None
+                if type(node) is not self._resident_class:
+                    return None
+            key = key[-1]
+        if type(key) is not str or node._state & READONLY:
+            return None
+        mine = node._data.get(key)
+        if type(mine) is not Tensor or mine.requires_grad or mine.is_nested:
+            return None
+        try:
+            return mine if mine.is_contiguous() else None
+        except RuntimeError:  # what torch.vmap hands out does not tell
+            return None
+
+    def fill_(self, key: NestedKey, value: Any) -> Self:
+        mine = self._plain_leaf(key)
+        if mine is None or type(value) not in (int, float, bool):
+            return super().fill_(key, value)
+        if HOLES:
+            reserve(mine)
+        mine.fill_(value)
+        return self
+
+    def get_at(self, key: NestedKey, index: Any, default: Any = AS_SET) -> Entry:
+        node: Any = self
+        if type(key) is tuple and key:
+            for part in key[:-1]:
+                node = node._data.get(part) if type(part) is str else None
+                if type(node) is not self._resident_class:
+                    return super().get_at(key, index, default)
+            last: Any = key[-1]
+        else:
+            last = key
+        leaf = node._data.get(last) if type(last) is str and type(index) is int else None
+        if type(leaf) is Tensor and not leaf.is_nested:
+            try:
+                return leaf[index]
+            except IndexError:
+                pass  # told below
+        return super().get_at(key, index, default)

@@ -1,0 +1,328 @@
+"""Short ways of common operations give what the general ones give, and leave the rest to them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tdstore
+from tdstore import NonTensorStack, TensorDict, lazy_stack
+from tdstore.convert.checkpoints import state_dict as state_dicts
+from tdstore.errors import BatchSizeError, LockedError, StateDictError
+
+
+def made() -> TensorDict:
+    return TensorDict(
+        {"a": torch.arange(12.0).reshape(3, 4), "n": {"b": torch.ones(3, dtype=torch.int32), "c": torch.zeros(3, 2)}},
+        [3],
+    )
+
+
+def slow(td: Any) -> Any:
+    """The same entries in a lazy stack below, which no short way takes."""
+    return TensorDict({"all": lazy_stack(list(td.unbind(0)))}, td.batch_size)
+
+
+# -- facts ---------------------------------------------------------------------------------------
+def test_facts_are_those_of_each_leaf() -> None:
+    td = made()
+    assert td.bytes() == 48 + 12 + 24 == slow(td).bytes()
+    assert td.param_count() == 12 + 3 + 6 == slow(td).param_count()
+    assert td.dtype is None and td.select("a").dtype is torch.float32
+    assert not td.is_floating_point() and td.select("a").is_floating_point()
+    assert td.is_contiguous() and not TensorDict({"a": torch.zeros(4, 3).T}, [3]).is_contiguous()
+
+
+def test_bytes_count_gradients_and_nested_classes() -> None:
+    @tdstore.tensorclass
+    class Pair:
+        one: torch.Tensor
+        two: torch.Tensor
+
+    td = TensorDict(
+        {"p": Pair(torch.zeros(3), torch.zeros(3, 2), batch_size=[3]), "w": torch.nn.Parameter(torch.ones(3))}
+    )
+    assert td.bytes() == 12 + 24 + 12
+    td["w"].sum().backward()
+    assert td.bytes() == 12 + 24 + 12 + 12
+    assert td.bytes(count_duplicates=False) == td.bytes()
+    assert td.param_count() == 12 and td.dtype is torch.float32
+
+
+def test_jagged_leaves_take_the_long_way() -> None:
+    rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(5)], layout=torch.jagged)
+    td = TensorDict({"r": rows}, [2])
+    assert td.param_count() == 7
+    assert td.bytes() == 7 * 4 + 3 * 8
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_all_and_any_look_no_further_than_they_must(nested: bool) -> None:
+    for one, two in ((True, True), (True, False), (False, False)):
+        td: Any = TensorDict({"a": torch.tensor([one, one]), "n": {"b": torch.tensor([two, two])}}, [2])
+        td = slow(td) if nested else td
+        assert td.all() is (one and two) and td.any() is (one or two)
+
+
+# -- batch sizes -----------------------------------------------------------------------------------
+def test_a_batch_size_is_checked_and_reaches_nested_ones() -> None:
+    td = made()
+    td.batch_size = []
+    assert td.batch_size == torch.Size([]) and td["n"].batch_size == torch.Size([3])
+    td["n"].batch_size = []
+    td.batch_size = [3]
+    assert td["n"].batch_size == torch.Size([3])
+    with pytest.raises(BatchSizeError, match="'n', 'b'|n.*b"):
+        td.batch_size = [3, 2]
+    assert td.batch_size == torch.Size([3]) and td["n"].batch_size == torch.Size([3])
+
+
+def test_a_batch_size_that_does_not_change_reaches_nested_ones() -> None:
+    td = made()
+    td["n"].batch_size = []
+    td.batch_size = [3]
+    assert td["n"].batch_size == torch.Size([3])
+
+
+def test_a_locked_parent_keeps_its_batch_size_below() -> None:
+    td = made().lock_()
+    with pytest.raises(BatchSizeError):
+        td["n"].batch_size = []
+
+
+# -- entries by key --------------------------------------------------------------------------------
+@pytest.mark.parametrize("key", ["a", ("n", "b")])
+def test_fill_casts_as_torch_full_does(key: Any) -> None:
+    td = made()
+    before = td[key]
+    assert td.fill_(key, 2.7) is td and td[key] is before
+    assert torch.equal(before, torch.full_like(before, 2.7))
+
+
+def test_fill_of_a_locked_one_writes_in_place() -> None:
+    td = made().lock_()
+    td.fill_("a", 7)
+    assert (td["a"] == 7).all()
+
+
+def test_get_at_is_a_row_or_the_same_error() -> None:
+    td = made()
+    assert torch.equal(td.get_at("a", 1), td["a"][1])
+    assert torch.equal(td.get_at(("n", "c"), -1), td["n", "c"][-1])
+    assert td.get_at("zz", 0, None) is None
+    with pytest.raises(IndexError):
+        td.get_at("a", 3)
+
+
+def test_set_in_place_reaches_nested_leaves() -> None:
+    td = made()
+    leaf = td["n", "c"]
+    td.set(("n", "c"), torch.full((3, 2), 5.0), inplace=True)
+    assert td["n", "c"] is leaf and (leaf == 5).all()
+    with pytest.raises(BatchSizeError):
+        td.set(("n", "c"), torch.ones(2, 2), inplace=True)
+
+
+# -- rows ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("index", [..., (..., 0), (slice(0, 2),), (0, slice(1, 3)), (slice(None), 1), slice(None)])
+def test_rows_at_terms_are_written_as_torch_does(index: Any) -> None:
+    td = TensorDict({"a": torch.zeros(3, 4, 2), "n": {"b": torch.zeros(3, 4)}}, [3, 4])
+    part = td[index].clone().apply(lambda x: x + torch.rand_like(x))
+    expected = {key: td[key].clone() for key in ("a", ("n", "b"))}
+    at = (slice(None), slice(None)) if index is ... else index
+    at = (slice(None), 0) if index == (..., 0) else at
+    for key, leaf in expected.items():
+        leaf[at] = part[key]
+    leaves = {key: td[key] for key in expected}
+    td[index] = part
+    for key, leaf in expected.items():
+        assert td[key] is leaves[key] and torch.equal(td[key], leaf)
+
+
+def test_everything_is_set_to_a_number() -> None:
+    td = made()
+    td[...] = 3
+    assert all((leaf == 3).all() for leaf in td.values(True, True))
+
+
+def with_text() -> TensorDict:
+    td = TensorDict({"a": torch.zeros(3)}, [3])
+    td.set("s", NonTensorStack("x", "y", "z"))
+    return td
+
+
+@pytest.mark.parametrize(
+    ("index", "text"), [(1, ["x", "q", "z"]), (slice(0, 2), ["q", "r", "z"]), ([2, 0], ["r", "y", "q"])]
+)
+def test_values_of_rows_are_written_with_their_tensors(index: Any, text: list[str]) -> None:
+    td = with_text()
+    part = td[index].clone()
+    part["a"] = part["a"] + 1
+    part.set("s", "q" if index == 1 else NonTensorStack("q", "r"))
+    stack = td.get("s")
+    td[index] = part
+    assert td.get("s") is stack and td["s"] == text
+    assert td["a"][index].eq(1).all() and td["a"].sum() == (1 if index == 1 else 2)
+
+
+def test_values_that_are_one_at_several_rows_become_their_own() -> None:
+    td = TensorDict({"a": torch.zeros(3)}, [3])
+    td.set("s", NonTensorStack("x").expand(3))
+    part = TensorDict({"a": torch.ones(()), "s": "q"})
+    td[1] = part
+    assert td["s"] == ["x", "q", "x"]
+
+
+def test_values_that_do_not_fit_leave_the_tensors_alone() -> None:
+    td = with_text()
+    part = TensorDict({"a": torch.ones(2), "s": NonTensorStack("q", "r")}, [2])
+    with pytest.raises(BatchSizeError):
+        td[0:1] = part
+    assert td["a"].sum() == 0 and td["s"] == ["x", "y", "z"]
+
+
+# -- arithmetic in place ---------------------------------------------------------------------------
+FUNCTIONS = {
+    "maximum_": torch.maximum,
+    "minimum_": torch.minimum,
+    "clamp_max_": torch.clamp_max,
+    "clamp_min_": torch.clamp_min,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_bounds_in_place_are_those_of_torch(name: str, dtype: torch.dtype) -> None:
+    one, two = torch.randn(2, 5).mul(3).to(dtype)
+    if dtype.is_floating_point:
+        one[0], two[1] = float("nan"), float("nan")
+    td, other = TensorDict({"a": one.clone(), "b": one.clone()}, [5]), TensorDict({"a": two, "b": two}, [5])
+    leaf = td["a"]
+    getattr(td, name)(other)
+    assert td["a"] is leaf and torch.equal(leaf.nan_to_num(9), FUNCTIONS[name](one, two).nan_to_num(9))
+    td = TensorDict({"a": one.clone()}, [5])
+    getattr(td, name)(1)
+    assert torch.equal(td["a"].nan_to_num(9), FUNCTIONS[name](one, torch.tensor(1, dtype=dtype)).nan_to_num(9))
+
+
+def test_lerp_and_addcmul_in_place() -> None:
+    a, b, c = torch.rand(3, 4), torch.rand(3, 4), torch.rand(3, 4)
+    for leaf, other, weight in ((a, b, 0.25), (a, b, TensorDict({"x": c}, [3])), (a, b, 1)):
+        td = TensorDict({"x": leaf.clone()}, [3])
+        td.lerp_(TensorDict({"x": other}, [3]), weight)
+        assert torch.equal(td["x"], torch.lerp(leaf, other, weight["x"] if isinstance(weight, TensorDict) else weight))
+    td = TensorDict({"x": a.clone()}, [3])
+    td.addcmul_(TensorDict({"x": b}, [3]), TensorDict({"x": c}, [3]), value=2)
+    assert torch.equal(td["x"], torch.addcmul(a, b, c, value=2))
+    td.addcmul_(TensorDict({"x": b}, [3]), 2.0)
+    assert torch.equal(td["x"], torch.addcmul(torch.addcmul(a, b, c, value=2), b, torch.tensor(2.0)))
+
+
+def test_a_result_that_cannot_be_stored_changes_nothing() -> None:
+    td = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2, dtype=torch.int64)}, [2])
+    with pytest.raises(tdstore.errors.InvalidStateError):
+        td.maximum_(TensorDict({"a": torch.ones(2), "b": torch.full((2,), 0.5)}, [2]))
+    assert td["b"].sum() == 0 and td["a"].sum() == 0
+
+
+def test_functions_in_place_reach_nested_classes() -> None:
+    @tdstore.tensorclass
+    class Inner:
+        x: torch.Tensor
+        note: str = "n"
+
+    td = TensorDict({"i": Inner(torch.full((2,), 4.0), batch_size=[2]), "a": torch.full((2,), 9.0)}, [2])
+    leaf = td["i"].x
+    td.sqrt_().add_(1)
+    assert td["i"].x is leaf and leaf.tolist() == [3.0, 3.0] and td["a"].tolist() == [4.0, 4.0]
+    assert isinstance(td["i"], Inner) and td["i"].note == "n"
+
+
+# -- state dicts -----------------------------------------------------------------------------------
+def general(td: TensorDict, **options: Any) -> dict[str, Any]:
+    """A state dict by the general way, which a destination asks for."""
+    return td.state_dict(OrderedDict(), **options)
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+@pytest.mark.parametrize("keep_vars", [False, True])
+def test_a_plain_state_dict_is_the_general_one(prefix: str, keep_vars: bool) -> None:
+    td = made()
+    one = td.state_dict(prefix=prefix, keep_vars=keep_vars)
+    two = general(td, prefix=prefix, keep_vars=keep_vars)
+    assert type(one) is type(two) and list(one) == list(two)
+    assert all(one[key].data_ptr() == two[key].data_ptr() for key in one)
+    assert one._metadata == two._metadata  # type: ignore[attr-defined]
+
+
+def test_keys_that_collide_are_refused_as_before() -> None:
+    td = TensorDict({"a.b": torch.zeros(2), "a": {"b": torch.ones(2)}}, [2])
+    with pytest.raises(StateDictError, match="two entries"):
+        td.state_dict()
+
+
+def test_a_plain_state_dict_is_loaded_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = made().apply(lambda x: x + 1)
+    for short in (True, False):
+        if not short:
+            monkeypatch.setattr(state_dicts, "_load_plain", lambda td, state: False)
+        td = made()
+        leaves = list(td.values(True, True))
+        assert td.load_state_dict(source.state_dict()) is td
+        assert [id(leaf) for leaf in td.values(True, True)] == [id(leaf) for leaf in leaves]
+        assert (td == source).all()
+
+
+@pytest.mark.parametrize("change", ["missing", "extra", "shape", "no metadata", "locked", "batch size"])
+def test_other_state_dicts_take_the_general_way(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> Any:
+        td, state = made(), made().apply(lambda x: x + 1).state_dict()
+        if change == "missing":
+            del state["n.c"]
+        elif change == "extra":
+            state["zz"] = torch.zeros(3)
+        elif change == "shape":
+            state["a"] = torch.zeros(3, 5)
+        elif change == "no metadata":
+            state = OrderedDict(state)
+        elif change == "locked":
+            td.lock_()
+        else:
+            state._metadata["n"]["batch_size"] = torch.Size([])  # type: ignore[attr-defined]
+        try:
+            td.load_state_dict(state)
+        except (StateDictError, BatchSizeError, LockedError) as error:
+            return type(error), str(error), td.to_dict()["a"].tolist(), td["n"].batch_size
+        return td["a"].tolist(), td["n", "c"].tolist(), td["n"].batch_size
+
+    found = run()
+    monkeypatch.setattr(state_dicts, "_load_plain", lambda td, state: False)
+    assert run() == found
+
+
+def test_structured_arrays_of_tensors_in_memory() -> None:
+    td = made()
+    array = td.to_struct_array()
+    assert array.dtype.names == ("a", "n") and array["n"].dtype.names == ("b", "c")
+    assert np.array_equal(array["a"], td["a"].numpy()) and np.array_equal(array["n"]["b"], td["n", "b"].numpy())
+    grown = TensorDict({"z": torch.nn.Parameter(torch.ones(3)), "i": torch.ones(3, dtype=torch.complex64).conj()}, [3])
+    assert grown.to_struct_array()["z"].tolist() == [1.0, 1.0, 1.0]
+    assert grown.to_struct_array()["i"].tolist() == [1 + 0j] * 3
+
+
+# -- lazy stacks -----------------------------------------------------------------------------------
+def test_the_stack_dimension_is_split_into_several() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.full((3,), float(i))}, [3]) for i in range(4)])
+    view = stack.view(2, 2, 3)
+    assert view.batch_size == torch.Size([2, 2, 3])
+    assert view["a"].equal(stack["a"].view(2, 2, 3))
+    view[1, 0]["a"].zero_()
+    assert stack[2]["a"].sum() == 0
+    assert stack.lock_().view(4, 1, 3).is_locked
+    with stack.unlock_().view(2, 2, 3) as inside:
+        inside["b"] = torch.ones(2, 2, 3)
+    assert stack["b"].shape == torch.Size([4, 3])
