@@ -242,6 +242,39 @@ def test_functions_in_place_reach_nested_classes() -> None:
     assert isinstance(td["i"], Inner) and td["i"].note == "n"
 
 
+def test_writes_reach_nested_classes() -> None:
+    @tdstore.tensorclass
+    class Inner:
+        x: torch.Tensor
+        note: str = "n"
+
+    td = TensorDict({"i": Inner(torch.zeros(3, 2), batch_size=[3]), "a": torch.zeros(3)}, [3])
+    leaf, other = td["i"].x, td.clone().add_(1)
+    td.update_(other)
+    assert td["i"].x is leaf and leaf.eq(1).all() and td["a"].eq(1).all()
+    td[1] = other[1] * 3
+    td[...] = other if td["i"].x[1].ne(3).any() else td.clone()
+    assert td["i"].x is leaf and leaf[:, 0].tolist() == [1.0, 3.0, 1.0]
+    td[0] = 7
+    assert leaf[:, 0].tolist() == [7.0, 3.0, 1.0] and td["a"].tolist() == [7.0, 3.0, 1.0] and td["i"].note == "n"
+    other["i"].note = "other"
+    td[0:2] = other[0:2]
+    assert td["i"][0].note == "other" and leaf[:, 0].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_update_of_another_class_is_checked_by_key() -> None:
+    @tdstore.tensorclass
+    class One:
+        x: torch.Tensor
+
+    td = TensorDict({"i": One(torch.zeros(3), batch_size=[3]), "a": torch.zeros(3)}, [3])
+    with pytest.raises(KeyError):
+        td.update_(TensorDict({"a": torch.ones(3), "i": {"y": torch.ones(3)}}, [3]))
+    assert td["a"].sum() == 0
+    td.update_(TensorDict({"i": {"x": torch.ones(3)}}, [3]))
+    assert td["i"].x.sum() == 3
+
+
 # -- state dicts -----------------------------------------------------------------------------------
 def general(td: TensorDict, **options: Any) -> dict[str, Any]:
     """A state dict by the general way, which a destination asks for."""

@@ -144,11 +144,18 @@ class AccessMixin(Container):
             >>> td.get_at("a", 1)
             tensor([2, 3])
         """
+        row = self._row_at(key, index)
+        if row is not None:
+            return row
         place = self._find(key)
         if place is None:
             return self._default(key, default)
         node, last = place
         return node._leaf_at(last, index) if node._kind(last) == LEAF else node._raw(last)[index]
+
+    def _row_at(self, key: NestedKey, index: Any) -> Tensor | None:
+        """Return a row of a leaf that is a plain tensor in memory; None where it takes a closer look."""
+        return None
 
     def get_non_tensor(self, key: NestedKey, default: Any = NO_DEFAULT) -> Entry:
         """Return the unwrapped value of a non-tensor entry (or the entry itself), or `default`."""

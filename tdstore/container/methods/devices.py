@@ -147,6 +147,8 @@ class PlacingMixin(Container):
 
         def convert(leaves: list[Tensor]) -> list[Tensor]:
             if dtype is None and device is not None:
+                if device.type == "cpu" and all(t.is_cpu for t in leaves):
+                    return leaves
                 return move(leaves, device, non_blocking=non_blocking)
             return [t.to(device=device or t.device, dtype=dtype or t.dtype, non_blocking=non_blocking) for t in leaves]
 

@@ -89,10 +89,11 @@ class TransformsMixin(Container):
         """
         td = self._resident()
         data: dict[str, Any] = {}
-        copies = _copies_on_gpu(td._data) if recurse else {}
+        first = next(iter(td._data.values()), None)
+        copies = _copies_on_gpu(td._data) if recurse and type(first) is Tensor and first.is_cuda else {}
         for key, value in td._data.items():
             if type(value) is Tensor or is_batched(value):
-                data[key] = copies[key] if key in copies else value.clone() if recurse else value
+                data[key] = value if not recurse else copies[key] if copies and key in copies else value.clone()
             elif isinstance(value, Container):
                 data[key] = value.clone(recurse)
             elif recurse:

@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.locks import READONLY
-from tdstore.container.methods.access import AS_SET
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident.indexing import IndexedTree
-from tdstore.types import Entry, NestedKey
+from tdstore.types import NestedKey
 
 _CPU = torch.device("cpu")
 
 
 class EntryTree(IndexedTree):
-    """set, set_, set_at_, fill_, get_at."""
+    """set, set_, set_at_, fill_, and rows of one entry."""
 
     __slots__ = ()
 
@@ -109,20 +108,18 @@ class EntryTree(IndexedTree):
         mine.fill_(value)
         return self
 
-    def get_at(self, key: NestedKey, index: Any, default: Any = AS_SET) -> Entry:
+    def _row_at(self, key: NestedKey, index: Any) -> Tensor | None:
         node: Any = self
         if type(key) is tuple and key:
             for part in key[:-1]:
                 node = node._data.get(part) if type(part) is str else None
                 if type(node) is not self._resident_class:
-                    return super().get_at(key, index, default)
-            last: Any = key[-1]
-        else:
-            last = key
-        leaf = node._data.get(last) if type(last) is str and type(index) is int else None
-        if type(leaf) is Tensor and not leaf.is_nested:
-            try:
-                return leaf[index]
-            except IndexError:
-                pass  # told below
-        return super().get_at(key, index, default)
+                    return None
+            key = key[-1]
+        leaf = node._data.get(key) if type(key) is str and type(index) is int else None
+        if type(leaf) is not Tensor or leaf.is_nested:
+            return None
+        try:
+            return leaf[index]
+        except IndexError:  # told by the general way
+            return None

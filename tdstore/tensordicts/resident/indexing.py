@@ -308,7 +308,11 @@ class IndexedTree(BindingMixin):
                 ):
                     return False
                 leaves.append(mine)
-            elif not (isinstance(mine, IndexedTree) and mine._takes_number(value, leaves)):
+                continue
+            mine = mine._tensordict if isinstance(mine, Typed) else mine
+            if type(mine) is not NonTensorData and not (
+                isinstance(mine, IndexedTree) and mine._takes_number(value, leaves)
+            ):
                 return False
         return True
 
@@ -354,7 +358,7 @@ class IndexedTree(BindingMixin):
         if len(theirs) != len(self._data):
             return False
         for key, mine in self._data.items():
-            match = theirs.get(key)
+            match: Any = theirs.get(key)
             if type(mine) is Tensor is type(match):
                 view = mine[index]
                 if (
@@ -368,6 +372,12 @@ class IndexedTree(BindingMixin):
                     return False
                 views.append(view)
                 sources.append(match)
+                continue
+            if isinstance(mine, Typed) and type(mine) is type(match):
+                mine, match = mine._tensordict, match._tensordict
+            if type(mine) is NonTensorData and type(match) is NonTensorData:
+                if not same_value(mine, match):
+                    return False  # else there is nothing to write
             elif not (
                 isinstance(mine, IndexedTree)
                 and isinstance(match, IndexedTree)

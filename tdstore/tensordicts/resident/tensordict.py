@@ -18,7 +18,7 @@ from tdstore.container.core.dim_names import as_names
 from tdstore.container.core.key_views import FirstKeys, IsLeaf, signature_of
 from tdstore.container.core.locks import READONLY
 from tdstore.container.core.paths import entry_path, is_key
-from tdstore.container.core.tensorclasses import unwrap
+from tdstore.container.core.tensorclasses import Typed, unwrap
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.methods.access import AS_SET, NO_DEFAULT, AccessMixin
 from tdstore.container.methods.apply import starts_with
@@ -310,6 +310,11 @@ class TensorDict(EntryTree):
                     pairs.append((mine, value))
             elif mine is None:
                 raise KeyNotFoundError(f"update_: key {key!r} not found in a TensorDict with keys {list(self._data)}")
+            elif isinstance(mine, Typed) and type(mine) is type(value) and type(mine._tensordict) is TensorDict:
+                if type(value._tensordict) is not TensorDict or mine._tensordict._state & READONLY:
+                    return False
+                if not mine._tensordict._pair_existing(value._tensordict, pairs):
+                    return False
             elif type(mine) is TensorDict and type(value) is TensorDict:
                 if not mine._pair_existing(value, pairs):
                     return False
