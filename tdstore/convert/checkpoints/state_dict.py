@@ -143,7 +143,12 @@ def _write_plain(td: Any, out: Any, prefix: str, keep_vars: bool) -> bool:
 
 
 def _collect_plain(td: Any, out: Any, notes: dict[str, Any], prefix: str, keep_vars: bool) -> bool:
-    if type(td) is not Container._resident_class or td._state & SHARED or td._names is not None:
+    if (
+        type(td) is not Container._resident_class
+        or class_of(td) is not None
+        or td._state & SHARED
+        or td._names is not None
+    ):
         return False
     notes[prefix[:-1]] = {"batch_size": td._batch_size, "device": td._device}
     for key, value in td._data.items():
@@ -204,7 +209,11 @@ def _match_plain(
     td: Any, state: Mapping[str, Any], notes: Mapping[str, Any], prefix: str, mine: list[Tensor], theirs: list[Tensor]
 ) -> bool:
     """Pair the tensors of a TensorDict with those of its state dict, where copying them cannot fail."""
-    if type(td) is not Container._resident_class or td._state & (READONLY | MAPPED | SHARED | BOUND):
+    if (
+        type(td) is not Container._resident_class
+        or class_of(td) is not None
+        or td._state & (READONLY | MAPPED | SHARED | BOUND)
+    ):
         return False
     if notes.get(prefix[:-1]) != {"batch_size": td._batch_size, "device": td._device} or td._names is not None:
         return False
