@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -50,8 +50,17 @@ class Lane(Protocol):
         """Make what the caller does next on the device, or all of it, wait for the copies."""
 
 
+class Block(NamedTuple):
+    """A part of a copy, in one of the pinned buffers."""
+
+    buffer: int
+    """The number of the buffer."""
+    parts: list[Tensor]
+    """Pinned tensors."""
+
+
 class Staging:
-    """Reused pinned buffers, each for one block at a time.
+    """Reused pinned buffers, each for one block at a time: up to as many blocks as there are buffers are not sent yet.
 
     A buffer is used again only after its last copy has ended. As a context manager, it joins the copies at the end,
     also after an error: memory of their targets may be freed then.
@@ -86,28 +95,29 @@ class Staging:
         self._targets.append(made)
         return made
 
-    def block(self, parts: Sequence[tuple[Sequence[int], torch.dtype]]) -> list[Tensor]:
+    def block(self, parts: Sequence[tuple[Sequence[int], torch.dtype]]) -> Block:
         """Return pinned tensors of these shapes and dtypes, in the next buffer, once its last copy has ended."""
+        at = self._at
+        self._at = (at + 1) % len(self._buffers)
         shapes = [torch.Size(shape) for shape, _ in parts]
         sizes = [shape.numel() * dtype.itemsize for shape, (_, dtype) in zip(shapes, parts, strict=True)]
         needed = sum(map(padded, sizes))
-        if (copied := self._copied[self._at]) is not None:
+        if (copied := self._copied[at]) is not None:
             copied.synchronize()
-            self._copied[self._at] = None
-        buffer = self._buffers[self._at]
+            self._copied[at] = None
+        buffer = self._buffers[at]
         if buffer is None or buffer.nbytes < needed:
-            self._buffers[self._at] = None  # freed before the larger one is allocated
-            buffer = self._buffers[self._at] = self._lane.pinned(max(needed, self._block_bytes))
+            self._buffers[at] = None  # freed before the larger one is allocated
+            buffer = self._buffers[at] = self._lane.pinned(max(needed, self._block_bytes))
         found, start = [], 0
         for shape, (_, dtype), size in zip(shapes, parts, sizes, strict=True):
             found.append(buffer[start : start + size].view(dtype).view(shape))
             start += padded(size)
-        return found
+        return Block(at, found)
 
-    def send(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Copied:
-        """Begin to copy the second tensor of each pair into the first; one of them is of the last block."""
-        self._copied[self._at] = copied = self._lane.copy(pairs)
-        self._at = (self._at + 1) % len(self._buffers)
+    def send(self, block: Block, pairs: Sequence[tuple[Tensor, Tensor]]) -> Copied:
+        """Begin to copy the second tensor of each pair into the first; one of them is a part of the block."""
+        self._copied[block.buffer] = copied = self._lane.copy(pairs)
         return copied
 
 
@@ -250,11 +260,11 @@ def move_in_blocks(
     with Staging(lane, sum(padded(leaf.nbytes) for leaf in leaves), block_bytes, buffers) as staging:
         made = [staging.target(leaf.shape, leaf.dtype) for leaf in leaves]
         sources, targets = map(_bytes_of, leaves), map(_bytes_of, made)
-        for block in _blocks(list(zip(targets, sources, strict=True)), block_bytes):
-            room = staging.block([(source.shape, torch.uint8) for _, source in block])
-            for buffer, (_, source) in zip(room, block, strict=True):
+        for pairs in _blocks(list(zip(targets, sources, strict=True)), block_bytes):
+            block = staging.block([(source.shape, torch.uint8) for _, source in pairs])
+            for buffer, (_, source) in zip(block.parts, pairs, strict=True):
                 buffer.copy_(source)
-            staging.send([(target, buffer) for buffer, (target, _) in zip(room, block, strict=True)])
+            staging.send(block, [(target, buffer) for buffer, (target, _) in zip(block.parts, pairs, strict=True)])
     return made
 
 
@@ -280,12 +290,13 @@ def fetch_in_blocks(
 
     with Staging(lane, sum(padded(leaf.nbytes) for leaf in leaves), block_bytes, buffers) as staging:
         sources, targets = map(_bytes_of, leaves), map(_bytes_of, made)
-        for block in _blocks(list(zip(targets, sources, strict=True)), block_bytes):
+        for pairs in _blocks(list(zip(targets, sources, strict=True)), block_bytes):
             if len(under_way) == buffers:
                 write_next()
-            room = staging.block([(source.shape, torch.uint8) for _, source in block])
-            copied = staging.send([(buffer, source) for buffer, (_, source) in zip(room, block, strict=True)])
-            under_way.append((copied, [(target, buffer) for buffer, (target, _) in zip(room, block, strict=True)]))
+            block = staging.block([(source.shape, torch.uint8) for _, source in pairs])
+            matched = list(zip(block.parts, pairs, strict=True))
+            copied = staging.send(block, [(buffer, source) for buffer, (_, source) in matched])
+            under_way.append((copied, [(target, buffer) for buffer, (target, _) in matched]))
         while under_way:
             write_next()
     return made

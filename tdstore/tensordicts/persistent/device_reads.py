@@ -1,22 +1,30 @@
-"""Reading stored leaves to a CUDA device: one block after the other, each read straight into pinned memory."""
+"""Reading stored leaves to a CUDA device in blocks, each straight into pinned memory, several at a time."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tdstore.container.core.staging import STAGED_BYTES, Lane, Staging, cuda_lane
+from tdstore.container.core.staging import STAGED_BYTES, Block, Lane, Staging, cuda_lane
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.varlen.rounds import Rounds
 from tdstore.index.selection import Selection
-from tdstore.io.blocks import BLOCK_BYTES, index_shape, padded, pieces, row_ranges
+from tdstore.io.blocks import index_shape, padded, pieces, row_ranges
 from tdstore.store import Cap
 from tdstore.types import Path, Read, StoreIndex
 
 Wanted = Sequence[tuple[Path, Selection]]
+
+BLOCK_BYTES = 16 << 20
+THREADS = 8
+"""Blocks that are read at a time, if the store allows it: with the one that is copied, they take 144 MiB of pinned
+memory at most, or that many of the chunks that are larger."""
 
 
 def to_cuda(
@@ -30,11 +38,12 @@ def to_cuda(
         device: a CUDA device.
         read: returns the read of leaves in one round.
     """
-    plan = DeviceReads(handle, wanted)
+    plan = DeviceReads(handle, wanted, BLOCK_BYTES)
     lane = cuda_lane(device, non_blocking=False) if plan.pays else None
     if lane is None:
         return (yield from read(wanted))
-    made = yield from plan.rounds(lane)
+    concurrent = Cap.CONCURRENT_READ in handle.store.caps
+    made = plan.read(lane, min(THREADS, torch.get_num_threads()) if concurrent else 1)
     rest = [at for at in range(len(wanted)) if at not in made]
     if rest:
         made |= zip(rest, (yield from read([wanted[at] for at in rest])), strict=True)
@@ -51,6 +60,9 @@ class _Piece(NamedTuple):
     part: StoreIndex
     """Where it goes in the tensor of the device."""
     shape: tuple[int, ...]
+
+
+Pieces = list[_Piece]
 
 
 class DeviceReads:
@@ -77,31 +89,56 @@ class DeviceReads:
         """Whether the leaves are large enough for blocks."""
         return self.nbytes >= STAGED_BYTES and Cap.DIRECT_DEVICE not in self._handle.store.caps
 
-    def rounds(self, lane: Lane) -> Rounds[dict[int, Tensor]]:
-        """Return the read of the staged leaves, one block each round: tensors of the device, by number.
+    def read(self, lane: Lane, threads: int = 1) -> dict[int, Tensor]:
+        """Read the staged leaves, and return tensors of the device by number.
 
         Args:
             lane: the device.
+            threads: the number of blocks to read at a time, each in a thread. A further buffer is copied meanwhile.
         """
+        blocks = list(self._blocks())
+        threads = max(1, min(threads, len(blocks)))
         made: dict[int, Tensor] = {}
-        room = sum(padded(self._bytes(at)) for at in self.staged)
-        with Staging(lane, room, self._block_bytes) as staging:
-            for block in self._blocks():
-                outs = staging.block([(piece.shape, self._dtype(piece.number)) for piece in block])
-                reads = [
-                    Read(self._wanted[piece.number][0], piece.rows, out) for piece, out in zip(block, outs, strict=True)
-                ]
-                values = yield reads
-                pairs = []
-                for piece, out, value in zip(block, outs, values, strict=True):
-                    if value.data_ptr() != out.data_ptr():
-                        out.copy_(value)
-                    if piece.number not in made:
-                        made[piece.number] = staging.target(self.shapes[piece.number], self._dtype(piece.number))
-                    target = made[piece.number]
-                    pairs.append((target[piece.part] if piece.part else target, out))
-                staging.send(pairs)
+        under_way: deque[tuple[Pieces, Block, Future[list[Tensor]]]] = deque()
+        with ExitStack() as stack:
+            staging = stack.enter_context(Staging(lane, self._room(), self._block_bytes, threads + 1))
+            pool = stack.enter_context(ThreadPoolExecutor(threads, "tdstore-device")) if threads > 1 else None
+
+            def send_next() -> None:
+                pieces, block, found = under_way.popleft()
+                self._send(staging, made, pieces, block, found.result())
+
+            for pieces in blocks:
+                if len(under_way) == threads:
+                    send_next()
+                block = staging.block([(piece.shape, self._dtype(piece.number)) for piece in pieces])
+                if pool is None:
+                    self._send(staging, made, pieces, block, self._filled(pieces, block))
+                else:
+                    under_way.append((pieces, block, pool.submit(self._filled, pieces, block)))
+            while under_way:
+                send_next()
         return made
+
+    def _filled(self, pieces: Pieces, block: Block) -> list[Tensor]:
+        places = zip(pieces, block.parts, strict=True)
+        return self._handle.store.read([Read(self._wanted[one.number][0], one.rows, out) for one, out in places])
+
+    def _send(
+        self, staging: Staging, made: dict[int, Tensor], pieces: Pieces, block: Block, values: list[Tensor]
+    ) -> None:
+        pairs = []
+        for piece, out, value in zip(pieces, block.parts, values, strict=True):
+            if value.data_ptr() != out.data_ptr():
+                out.copy_(value)
+            if piece.number not in made:
+                made[piece.number] = staging.target(self.shapes[piece.number], self._dtype(piece.number))
+            target = made[piece.number]
+            pairs.append((target[piece.part] if piece.part else target, out))
+        staging.send(block, pairs)
+
+    def _room(self) -> int:
+        return sum(padded(self._bytes(at)) for at in self.staged)
 
     def _is_exact(self, at: int, sel: Selection) -> bool:
         full = sel.shape == sel.src_shape and sel.is_full

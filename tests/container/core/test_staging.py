@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import torch
 from tdstore import PersistentTensorDict, TensorDict
 from tdstore.container.core import staging
 from tdstore.container.core.staging import Staging, fetch_in_blocks, is_staged, move, move_in_blocks, pieces_on_cpu
-from tdstore.container.varlen.rounds import drive
 from tdstore.tensordicts.persistent import device_reads
 from tdstore.tensordicts.persistent.device_reads import DeviceReads
 from tests.container.core.lanes import LateLane
@@ -109,9 +109,10 @@ def test_the_lane_shows_a_buffer_that_is_reused_too_early(monkeypatch: pytest.Mo
     lane = LateLane()
 
     class Careless(Staging):
-        def send(self, pairs: Any) -> None:
-            super().send(pairs)
+        def send(self, block: Any, pairs: Any) -> Any:
+            copied = super().send(block, pairs)
             self._copied = [None] * len(self._copied)
+            return copied
 
     monkeypatch.setattr(staging, "Staging", Careless)
     source = torch.arange(10 * BLOCK) % 251
@@ -131,9 +132,9 @@ def test_a_block_that_is_larger_than_the_buffers() -> None:
     with Staging(lane, block_bytes=64) as copy:
         for n in (4, 100, 7):
             target = copy.target((n,), torch.int64)
-            (buffer,) = copy.block([((n,), torch.int64)])
-            buffer.copy_(torch.arange(n))
-            copy.send([(target, buffer)])
+            block = copy.block([((n,), torch.int64)])
+            block.parts[0].copy_(torch.arange(n))
+            copy.send(block, [(target, block.parts[0])])
             made.append((n, target))
     assert all(torch.equal(target, torch.arange(n)) for n, target in made)
     assert lane.allocated == [64, 832]
@@ -143,9 +144,9 @@ def test_copies_are_joined_after_an_error() -> None:
     lane = LateLane()
     with pytest.raises(ZeroDivisionError), Staging(lane, block_bytes=64) as copy:
         target = copy.target((2,), torch.int64)
-        (buffer,) = copy.block([((2,), torch.int64)])
-        buffer.fill_(3)
-        copy.send([(target, buffer)])
+        block = copy.block([((2,), torch.int64)])
+        block.parts[0].fill_(3)
+        copy.send(block, [(target, block.parts[0])])
         raise ZeroDivisionError
     assert lane.joined == 1
     assert target.tolist() == [3, 3]
@@ -182,16 +183,17 @@ INDICES: list[tuple[str, Callable[[Any], Any]]] = [
 ]
 
 
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("storage", STORED)
 @pytest.mark.parametrize(("name", "index"), INDICES, ids=[name for name, _ in INDICES])
-def test_stored_leaves_in_blocks(storage: str, name: str, index: Any, tmp_path: Path) -> None:
+def test_stored_leaves_in_blocks(storage: str, name: str, index: Any, threads: int, tmp_path: Path) -> None:
     td = rows().exclude("text")
     stored = save(td, tmp_path, storage)
     assert isinstance(stored, PersistentTensorDict)
     window = index(stored)
     wanted = window._leaves()
     plan, lane = DeviceReads(window._handle, wanted, BLOCK), LateLane()
-    made = drive(plan.rounds(lane), window._handle.store)
+    made = plan.read(lane, threads)
     assert sorted(made) == plan.staged
     assert plan.staged
     for at, tensor in made.items():
@@ -202,17 +204,40 @@ def test_stored_leaves_in_blocks(storage: str, name: str, index: Any, tmp_path: 
         assert len(lane.copies) > 3, "several blocks"
     assert lane.joined == 1
     largest = max(lane.sent, default=0)
-    assert sum(lane.allocated) <= 2 * max(BLOCK, largest + 64 * len(wanted))
+    assert sum(lane.allocated) <= (threads + 1) * max(BLOCK, largest + 64 * len(wanted))
 
 
-def test_a_read_that_fails_frees_its_buffers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_read_that_fails_joins_the_copies(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = rows().exclude("text").save(tmp_path / "x.h5")
     plan, lane = DeviceReads(stored._handle, stored._leaves(), BLOCK), LateLane()
-    rounds = plan.rounds(lane)
-    next(rounds)
+    read, calls = stored._handle.store.read, []
+
+    def failing(reads: Any) -> Any:
+        calls.append(reads)
+        if len(calls) == 4:
+            raise OSError("gone")
+        return read(reads)
+
+    monkeypatch.setattr(stored._handle.store, "read", failing)
     with pytest.raises(OSError, match="gone"):
-        rounds.throw(OSError("gone"))
+        plan.read(lane, threads)
     assert lane.joined == 1
+
+
+def test_blocks_are_read_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = rows().exclude("text").save(tmp_path / "x.h5")
+    plan, read, together = DeviceReads(stored._handle, stored._leaves(), BLOCK), stored._handle.store.read, []
+    barrier = threading.Barrier(3)
+
+    def meeting(reads: Any) -> Any:
+        if len(together) < 3:
+            together.append(reads)
+            barrier.wait(30)  # broken unless three reads are under way
+        return read(reads)
+
+    monkeypatch.setattr(stored._handle.store, "read", meeting)
+    assert len(plan.read(LateLane(), 3)) == 4
 
 
 def test_small_reads_are_left_alone(tmp_path: Path) -> None:
