@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -25,6 +25,16 @@ BUFFERS = 2
 """Blocks that are in pinned memory at a time: a copy takes `BUFFERS * BLOCK_BYTES` of it, 64 MiB."""
 STAGED_BYTES = 1 << 20
 """Leaves of fewer bytes are copied by torch: a block costs more calls than its pinned memory saves."""
+
+
+FEW = 4
+"""Fewer small leaves are fetched from a device one by one."""
+_NUMPY = frozenset(
+    getattr(torch, name)
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64")
+)
+_CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By the bytes of an element: integers that carry the bits of dtypes that numpy lacks."""
 
 
 class Copied(Protocol):
@@ -213,6 +223,9 @@ def move(leaves: Sequence[Tensor], device: torch.device, *, non_blocking: bool =
             lane = cuda_lane(source, non_blocking=False) if staged else None
             if lane is not None:
                 moved |= zip(staged, fetch_in_blocks([leaves[at] for at in staged], lane), strict=True)
+            small = [at for at, leaf in enumerate(leaves) if leaf.device == source and is_small(leaf)]
+            if len(small) >= FEW and not traced() and not torch.cuda.is_current_stream_capturing():
+                moved |= zip(small, fetch_together([leaves[at] for at in small], _pinned_copy), strict=True)
     one_wait = device.type == "cuda" and not non_blocking and len(leaves) > 1 and not traced()
     made = [
         moved[at]
@@ -225,6 +238,19 @@ def move(leaves: Sequence[Tensor], device: torch.device, *, non_blocking: bool =
     if one_wait:  # and not one for each leaf
         torch.cuda.current_stream(device).synchronize()
     return made
+
+
+def is_small(leaf: Tensor) -> bool:
+    """Return whether a tensor of a CUDA device is copied to the CPU together with others."""
+    return (
+        leaf.layout is torch.strided
+        and not leaf.is_nested
+        and leaf.nbytes < STAGED_BYTES
+        and leaf.itemsize <= 8
+        and not (leaf.requires_grad and torch.is_grad_enabled())
+        and leaf.is_contiguous()
+        and not (leaf.is_conj() or leaf.is_neg())
+    )
 
 
 def is_staged(leaf: Tensor, source: str = "cpu") -> bool:
@@ -299,6 +325,49 @@ def fetch_in_blocks(
             under_way.append((copied, [(target, buffer) for buffer, (target, _) in matched]))
         while under_way:
             write_next()
+    return made
+
+
+def fetch_together(leaves: Sequence[Tensor], to_cpu: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Copy small contiguous tensors into memory of their own on the CPU: one transfer for many of a dtype.
+
+    Args:
+        leaves: tensors of one device.
+        to_cpu: copies a flat tensor to the CPU, and waits for it.
+    """
+    groups: dict[torch.dtype, list[int]] = {}
+    for at, leaf in enumerate(leaves):
+        groups.setdefault(leaf.dtype, []).append(at)
+    made: dict[int, Tensor] = {}
+    for dtype, group in groups.items():
+        carrier = dtype if dtype in _NUMPY else _CARRIERS[dtype.itemsize]
+        for part in _parts_of(group, [leaves[at].nbytes for at in group]):
+            flat = [leaves[at].detach().as_subclass(Tensor).reshape(-1) for at in part]
+            joined = torch.cat(flat if carrier is dtype else [one.view(carrier) for one in flat])
+            there, stop = to_cpu(joined).numpy(), 0
+            for at in part:
+                start, stop = stop, stop + leaves[at].numel()
+                copy = torch.from_numpy(there[start:stop].reshape(leaves[at].shape).copy())
+                made[at] = copy if carrier is dtype else copy.view(dtype)
+    return [made[at] for at in range(len(leaves))]
+
+
+def _parts_of(group: list[int], sizes: list[int]) -> Iterator[list[int]]:
+    part: list[int] = []
+    filled = 0
+    for at, size in zip(group, sizes, strict=True):
+        if part and filled + size > BLOCK_BYTES:
+            yield part
+            part, filled = [], 0
+        part.append(at)
+        filled += size
+    if part:
+        yield part
+
+
+def _pinned_copy(flat: Tensor) -> Tensor:
+    made = flat.to("cpu", non_blocking=True)
+    torch.cuda.current_stream(flat.device).synchronize()
     return made
 
 

@@ -12,7 +12,16 @@ import torch
 
 from tdstore import PersistentTensorDict, TensorDict
 from tdstore.container.core import staging
-from tdstore.container.core.staging import Staging, fetch_in_blocks, is_staged, move, move_in_blocks, pieces_on_cpu
+from tdstore.container.core.staging import (
+    Staging,
+    fetch_in_blocks,
+    fetch_together,
+    is_small,
+    is_staged,
+    move,
+    move_in_blocks,
+    pieces_on_cpu,
+)
 from tdstore.tensordicts.persistent import device_reads
 from tdstore.tensordicts.persistent.device_reads import DeviceReads
 from tests.container.core.lanes import LateLane
@@ -94,6 +103,39 @@ def test_a_buffer_is_filled_again_after_it_was_written(buffers: int) -> None:
     assert lane.allocated == [BLOCK] * buffers
     assert lane.joined == 1
     assert lane.ahead == buffers, "the next blocks are copied while one is written"
+
+
+def test_small_leaves_are_fetched_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = [
+        *(torch.randn(n, 3) for n in (4, 0, 7, 1)),
+        torch.tensor(5),
+        torch.tensor([True, False]),
+        torch.randn(9, 9).to(torch.bfloat16),
+        torch.randn(5).to(torch.float8_e5m2),
+        torch.randn(6, dtype=torch.complex64),
+        torch.full((3,), 65535, dtype=torch.uint16),
+        torch.empty(0, 4, dtype=torch.int64),
+    ]
+    flats: list[torch.Tensor] = []
+
+    def to_cpu(flat: torch.Tensor) -> torch.Tensor:
+        flats.append(flat)
+        return flat.clone()
+
+    for limit, transfers in ((1 << 20, 7), (40, 10)):
+        monkeypatch.setattr(staging, "BLOCK_BYTES", limit)
+        flats.clear()
+        fetched = fetch_together(sources, to_cpu)
+        assert len(flats) == transfers
+        for source, copy in zip(sources, fetched, strict=True):
+            assert (copy.dtype, copy.shape) == (source.dtype, source.shape)
+            assert torch.equal(copy.contiguous().view(-1).view(torch.uint8), source.view(-1).view(torch.uint8))
+            assert copy.untyped_storage().nbytes() == source.nbytes, "memory of its own"
+    assert is_small(sources[0])
+    assert not is_small(torch.zeros(1 << 20))
+    assert not is_small(torch.zeros(3, dtype=torch.complex128))
+    assert not is_small(torch.zeros(3, 2).t())
+    assert not is_small(torch.nn.Parameter(torch.zeros(3)))
 
 
 def test_pieces_of_the_cpu_are_not_copied() -> None:
@@ -270,6 +312,19 @@ def test_large_leaves_come_back() -> None:
     trained = TensorDict({"a": torch.ones(1 << 20, device="cuda", requires_grad=True)}, []).cpu()
     assert trained["a"].grad_fn is not None
     assert torch.equal(TensorDict({"a": on["a"].reshape(1024, -1).t()}, []).cpu()["a"], back["a"].reshape(1024, -1).t())
+
+
+@GPU
+def test_small_leaves_come_back() -> None:
+    td = TensorDict({f"a{i}": leaf for i, leaf in enumerate(leaves()) if leaf.nbytes < 1 << 20}, [])
+    td["t"] = torch.randn(6, 4).t()
+    td["half"] = torch.randn(5).to(torch.float8_e5m2).view(torch.uint8)
+    on = td.to("cuda")
+    same(on.cpu(), td)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(20_000_000)
+        later = TensorDict({key: leaf + 1 for key, leaf in on.items() if leaf.dtype.is_floating_point}, []).cpu()
+    same(later, TensorDict({key: leaf + 1 for key, leaf in td.items() if leaf.dtype.is_floating_point}, []))
 
 
 @GPU
