@@ -209,7 +209,7 @@ def measure_link(gpu: Gpu) -> None:
                 "pinned": lambda on=on, pinned=pinned: on.copy_(pinned, non_blocking=True),
                 "pageable": lambda on=on, host=host: on.copy_(host),
             },
-            nbytes=nbytes, budget=0.6,
+            nbytes=nbytes, budget=0.4,
         )  # fmt: skip
         gpu.row(
             "link", f"from the device, {name}",
@@ -217,7 +217,7 @@ def measure_link(gpu: Gpu) -> None:
                 "pinned": lambda on=on, pinned=pinned: pinned.copy_(on, non_blocking=True),
                 "pageable": lambda on=on, host=host: host.copy_(on),
             },
-            nbytes=nbytes, budget=0.6,
+            nbytes=nbytes, budget=0.4,
         )  # fmt: skip
         if name == "1 GiB":
             gpu.row(
@@ -226,7 +226,7 @@ def measure_link(gpu: Gpu) -> None:
                     "to pinned": lambda pinned=pinned, host=host: pinned.copy_(host),
                     "to pageable": lambda pinned=pinned, host=host: host.copy_(pinned),
                 },
-                nbytes=nbytes, budget=0.6,
+                nbytes=nbytes, budget=0.4,
             )  # fmt: skip
     for row in gpu.rows:
         if row["name"] == "to the device, 1 GiB" and "gb_s" in row["candidates"]["pinned"]:

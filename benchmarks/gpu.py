@@ -73,7 +73,7 @@ def measure_moves(gpu: Gpu, theirs: Any) -> None:
         if other is not None:
             found["tensordict"] = lambda other=other: other.to(gpu.device)
             found["tensordict non_blocking"] = lambda other=other: other.to(gpu.device, non_blocking=True)
-        gpu.row("to", kind, found, nbytes=nbytes, budget=1.5)
+        gpu.row("to", kind, found, nbytes=nbytes, least=2, budget=0.8)
         small = {"tdstore": td.consolidate()}
         if other is not None:
             small["tensordict"] = other.consolidate()
@@ -87,7 +87,7 @@ def measure_moves(gpu: Gpu, theirs: Any) -> None:
             on["tensordict"] = other.to(gpu.device)
         back: dict[str, Run] = {name: lambda one=one: one.cpu() for name, one in on.items()}
         back["raw loop"] = lambda on=on: {k: v.cpu() for k, v in on["tdstore"].items()}
-        gpu.row("to", f"{kind}, back to the CPU", back, nbytes=nbytes, budget=1.0)
+        gpu.row("to", f"{kind}, back to the CPU", back, nbytes=nbytes, least=2, budget=0.5)
 
 
 # -- stored data ---------------------------------------------------------------------------
@@ -201,9 +201,9 @@ def measure_batches(gpu: Gpu, folder: Path, theirs: Any) -> None:
             gpu.add("batches", storage, {"tdstore save": {"error": f"{type(error).__name__}: {error}"}})
             gpu.errors += 1
     device_only = {key: leaf[:batch].to(gpu.device) for key, leaf in data.items()}
-    found: dict[str, Run] = {"step alone": partial(train, forever(lambda: device_only))}
+    found: dict[str, Run] = {"the step alone": partial(train, forever(lambda: device_only))}
     pinned = {key: pin(leaf[:batch].clone(), gpu) for key, leaf in data.items()}
-    found["pinned batch, same rows"] = partial(
+    found["one pinned batch, again and again"] = partial(
         train, forever(lambda: {key: leaf.to(gpu.device, non_blocking=True) for key, leaf in pinned.items()})
     )
     gpu.row("batches", "limits", found, items=batches * batch, nbytes=batches * batch * row_bytes, budget=0.6)
@@ -295,8 +295,11 @@ def measure_operations(gpu: Gpu, theirs: Any, count: int) -> None:
         }
         found["raw loop"] = lambda index=index, plain=plain: [put(raw[k], index, v) for k, v in plain.items()]
         gpu.row("write", f"{count} leaves, {name}", found, launches=True, budget=0.03)
+    copies, fresh = {id(td): td.clone() for td in made.values()}, {k: v.clone() for k, v in raw.items()}
     calls: dict[str, tuple[Callable[[Any], object], Run]] = {
-        "update_": (lambda td: td.update_(td), lambda: [v.copy_(v) for v in raw.values()]),
+        "update_ by a copy": (
+            lambda td: td.update_(copies[id(td)]), lambda: [v.copy_(fresh[k]) for k, v in raw.items()]
+        ),
         "clone": (lambda td: td.clone(), lambda: {k: v.clone() for k, v in raw.items()}),
         "+ 1": (lambda td: td + 1, lambda: {k: v + 1 for k, v in raw.items()}),
         "mul_": (lambda td: td.mul_(1.0), lambda: [v.mul_(1.0) for v in raw.values()]),
@@ -389,12 +392,13 @@ def whole(stored: Any, folder: Path) -> torch.Tensor:
 
 def summarize(gpu: Gpu) -> None:
     """Print what moves data, beside the limit of the link."""
-    limit = gpu.link["to"]
-    print(f"\n{time.perf_counter() - gpu.began:.1f} s; the link: {limit:.1f} GB/s to the device, "
+    print(f"\n{time.perf_counter() - gpu.began:.1f} s; the link: {gpu.link['to']:.1f} GB/s to the device, "
           f"{gpu.link['from']:.1f} from it")  # fmt: skip
     for row in gpu.rows:
         if row["group"] not in ("to", "stored", "batches", "save"):
             continue
+        back = row["group"] == "save" or "back" in row["name"]
+        limit = gpu.link["from" if back else "to"]
         for candidate, figures in row["candidates"].items():
             if "gb_s" in figures and limit:
                 figures["share"] = figures["gb_s"] / limit

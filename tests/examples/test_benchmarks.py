@@ -80,3 +80,13 @@ def test_the_calls_for_a_gpu_run_on_tiny_data(tmp_path: Path) -> None:
         if "error" in figures
     }
     assert errors == {}
+    table = subprocess.run(
+        [sys.executable, FOLDER / "gpu_table.py", tmp_path / "gpu.json"], capture_output=True, text=True, check=True
+    ).stdout
+    for row in (
+        "| memory to the device |",
+        "| objects in a folder to the device |",
+        "| memmap, tdstore Epochs, prefetch=2 |",
+    ):
+        assert row in table
+    assert "| 30 leaves, `td[device rows] =` |" in table

@@ -50,7 +50,8 @@ class PlacingMixin(Container):
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Convert to a device, a dtype, both, or those of another tensor or TensorDict.
 
-        A stored TensorDict is read into memory, unless nothing is to change.
+        A stored TensorDict is read into memory for a dtype; a device is where its later reads arrive. Between the CPU
+        and a CUDA device, leaves of 1 MiB and more are copied in blocks through pinned buffers, 64 MiB in all.
 
         Args:
             *args: a device, a `torch.dtype` (every leaf is cast, also integers), a tensor, or a TensorDict. A
