@@ -11,7 +11,8 @@ from tdstore import TensorDictBase
 from tdstore.errors import OutOfRangeError
 from tdstore.types import NestedKey
 
-from .source import Data, Source, Transform
+from .source import Data, Room, Source, Transform
+from .transfer import pinned
 
 
 class TensorDictDataset(Dataset[TensorDictBase]):
@@ -55,6 +56,10 @@ class TensorDictDataset(Dataset[TensorDictBase]):
         self.transform = transform
         self.device = None if device is None else torch.device(device)
 
+    @property
+    def _room(self) -> Room | None:
+        return pinned if self.device is not None and self.device.type == "cuda" else None
+
     def __len__(self) -> int:
         return self._source.size
 
@@ -63,7 +68,7 @@ class TensorDictDataset(Dataset[TensorDictBase]):
 
     def __getitems__(self, rows: Sequence[int]) -> TensorDictBase:
         """Read a batch of rows at once, as a `DataLoader` requests them."""
-        return self._finished(self._source.read(self._checked(rows)))
+        return self._finished(self._source.read(self._checked(rows), self._room))
 
     @staticmethod
     def collate(batch: TensorDictBase) -> TensorDictBase:
@@ -82,4 +87,6 @@ class TensorDictDataset(Dataset[TensorDictBase]):
 
     def _finished(self, rows: TensorDictBase) -> TensorDictBase:
         made = rows if self.transform is None else self.transform(rows)
-        return made if self.device is None else made.to(self.device)
+        if self.device is None:
+            return made
+        return made.to(self.device, non_blocking=self._room is not None)

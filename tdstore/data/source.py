@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 import tdstore
-from tdstore import Cap, TensorDict, TensorDictBase
+from tdstore import Cap, MemoryMappedTensor, PersistentTensorDict, TensorDict, TensorDictBase
 from tdstore.engine import expect_ranges
 from tdstore.errors import DimensionError, InvalidTypeError
 from tdstore.registry import registry
@@ -18,6 +18,9 @@ from tdstore.types import NestedKey
 Data: TypeAlias = TensorDictBase | str | os.PathLike[str]
 Transform: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 Rows: TypeAlias = NDArray[np.int64]
+ALIGN = 64
+Room: TypeAlias = Callable[[int], torch.Tensor]
+"""Allocates memory of so many bytes, as a tensor of bytes."""
 
 
 class Source:
@@ -54,9 +57,10 @@ class Source:
         self._ranges = ranges
         self._opened: TensorDictBase | None = None
         self._process = 0
+        self._empty: tuple[tuple[NestedKey, ...], TensorDictBase | None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None, "_process": 0}
+        return {**self.__dict__, "_opened": None, "_process": 0, "_empty": None}
 
     @property
     def place(self) -> str:
@@ -92,18 +96,36 @@ class Source:
         backend = registry().get(storage) if isinstance(storage, str) else registry().resolve(self.data)
         return backend is not None and Cap.CONCURRENT_READ in backend.caps
 
-    def read(self, rows: Rows) -> TensorDictBase:
+    def read(self, rows: Rows, room: Room | None = None) -> TensorDictBase:
         """Read rows of all columns into fresh memory, by one read of the store.
 
         Args:
             rows: int64 row numbers of any shape, which becomes the batch size.
+            room: allocates the memory of all tensors of the batch together. It is not called where a column is no
+                plain tensor, such as strings: how much memory that needs is known when it is read.
         """
         flat, container = rows.reshape(-1), self.container
+        if room is not None and rows.ndim == 1 and flat.size and (empty := self._no_rows(container)) is not None:
+            index: Any = torch.from_numpy(np.ascontiguousarray(rows))
+            if flat.size > 1 and bool((np.diff(flat) == 1).all()):
+                index = slice(int(flat[0]), int(flat[0]) + flat.size)
+            return container.read(index, keys=self.columns, out=with_room(empty, flat.size, room))
         # A slice of tensors in memory would be a view, which a transform must not change in place.
         sliced = not isinstance(container, TensorDict) or container.is_memmap()
         if sliced and flat.size > 1 and rows.ndim == 1 and bool((np.diff(flat) == 1).all()):
             return container.read(slice(int(flat[0]), int(flat[0]) + flat.size), keys=self.columns)
         return container.read(torch.from_numpy(np.ascontiguousarray(rows)), keys=self.columns)
+
+    def _no_rows(self, container: TensorDictBase) -> TensorDictBase | None:
+        """Return no rows of all columns; None where one of them is no plain tensor, or of other containers."""
+        if isinstance(container, TensorDict):
+            return _plain(container[:0] if self.columns is None else container[:0].select(*self.columns))
+        if not isinstance(container, PersistentTensorDict):
+            return None
+        keys = tuple(container.keys(True, True))
+        if self._empty is None or self._empty[0] != keys:
+            self._empty = keys, _plain(container.read(slice(0, 0), keys=self.columns))
+        return self._empty[1]
 
     def column(self, key: NestedKey) -> torch.Tensor:
         """Read one column whole.
@@ -115,3 +137,46 @@ class Source:
         if not isinstance(value, torch.Tensor):
             raise InvalidTypeError(f"{key!r} of {self.place} is a {type(value).__name__}, not a tensor")
         return value
+
+
+def with_room(empty: TensorDictBase, rows: int, room: Room) -> TensorDictBase:
+    """Return a TensorDict of uninitialized rows, whose tensors share one allocation.
+
+    Args:
+        empty: no rows, of plain tensors.
+        rows: the number of rows.
+        room: allocates the memory.
+    """
+    places: list[tuple[int, int]] = []
+    used = 0
+    for leaf in empty.values(True, True):
+        nbytes = rows * torch.Size(leaf.shape[1:]).numel() * leaf.dtype.itemsize
+        places.append((used, used + nbytes))
+        used += -(-nbytes // ALIGN) * ALIGN
+    memory, rest = room(used), iter(places)
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, TensorDict):
+            entries = {key: filled(entry) for key, entry in value.items()}
+            return TensorDict(entries, (rows, *value.batch_size[1:]), names=value.names, device=value.device)
+        start, stop = next(rest)
+        return memory[start:stop].view(value.dtype).view(rows, *value.shape[1:])
+
+    made: TensorDictBase = filled(empty)
+    return made
+
+
+def _plain(read: TensorDictBase) -> TensorDictBase | None:
+    """Return a TensorDict if each of its entries is a plain tensor, or a TensorDict of such entries."""
+    for value in read.values():
+        if type(value) is TensorDict:
+            if value.batch_size[:1] != (0,) or _plain(value) is None:
+                return None
+        elif not (
+            type(value) in (torch.Tensor, MemoryMappedTensor)
+            and value.layout is torch.strided
+            and value.is_cpu
+            and not (value.is_nested or value.requires_grad)
+        ):
+            return None
+    return read

@@ -4,6 +4,20 @@ import torch
 
 from tdstore import TensorDictBase
 
+from .source import Room
+
+
+def pinned(nbytes: int) -> torch.Tensor:
+    """Allocate page-locked memory. torch reuses it once it is freed and the copies from it have ended."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+def as_pinned(batch: TensorDictBase) -> TensorDictBase:
+    """Return a batch in page-locked memory: itself if it was read into that, or a transform has moved it."""
+    leaves = [leaf for leaf in batch.values(True, True) if isinstance(leaf, torch.Tensor)]
+    ready = all(leaf.is_pinned() for leaf in leaves) or not all(leaf.is_cpu for leaf in leaves)
+    return batch if ready else batch.pin_memory()
+
 
 class Transfer:
     """Move batches to a device.
@@ -19,6 +33,8 @@ class Transfer:
         self.device = device
         cuda = device is not None and device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if cuda else None
+        self.room: Room | None = pinned if cuda else None
+        """Allocates memory to read batches into, from which the device copies them."""
 
     def send(self, batch: TensorDictBase) -> tuple[TensorDictBase, torch.cuda.Event | None]:
         """Begin the move of a batch; called in the thread that has read it."""
@@ -26,9 +42,8 @@ class Transfer:
             return batch, None
         if self._stream is None:
             return batch.to(self.device), None
-        pinned = batch.pin_memory()
         with torch.cuda.stream(self._stream):
-            moved = pinned.to(self.device, non_blocking=True)
+            moved = as_pinned(batch).to(self.device, non_blocking=True)
             copied = torch.cuda.Event()
             copied.record(self._stream)
         # The pinned memory goes back to its allocator when the copy has ended: torch records the stream for that.

@@ -23,7 +23,7 @@ from tdstore.index.index_terms import as_terms, indexed_names, spelled_out
 from tdstore.index.rows import at_rows, check_rows, put_rows, rows_on, take, threads_pay_from
 from tdstore.index.selection import as_rows, index_shape
 from tdstore.index.tracing import traced
-from tdstore.storekit.pages import HOLES, reserve
+from tdstore.storekit.pages import HOLES, LARGE, empty, reserve
 from tdstore.tensordicts.resident.entries import VIEW_FLAGS
 from tdstore.tensordicts.resident.store_backed import BindingMixin
 from tdstore.tensordicts.resident.write_checks import are_plain, check_copies, copy_plain
@@ -586,6 +586,10 @@ def _take_rows(leaf: Tensor, rows: Tensor, elsewhere: dict[torch.device, Tensor]
     if leaf.is_cuda:
         return at_rows(leaf, rows)  # which may be negative
     try:
+        large = leaf.ndim > 1 and leaf.nbytes * rows.shape[0] >= LARGE * leaf.shape[0] > 0
+        if large and leaf.is_cpu and not (leaf.requires_grad or traced()):
+            # Into huge pages: the faults of small ones cost more than the copy.
+            return torch.index_select(leaf, 0, rows, out=empty((rows.shape[0], *leaf.shape[1:]), leaf.dtype))
         return leaf.index_select(0, rows)
     except (NotImplementedError, RuntimeError):
         if not len(leaf):
