@@ -21,6 +21,13 @@ def as_terms(index: Any) -> tuple[Any, ...]:
     return index if isinstance(index, tuple) else (index,)
 
 
+def on_cpu(index: Any) -> Any:
+    """Return an index with its tensors on the CPU, for what has its positions there: values, parts of a stack."""
+    if isinstance(index, Tensor):
+        return index if index.device.type in ("cpu", "meta") else index.cpu()
+    return tuple(map(on_cpu, index)) if type(index) is tuple else index
+
+
 def torch_terms(terms: tuple[Any, ...]) -> tuple[Any, ...]:
     """Convert terms that torch misreads as tensors: an empty list (taken for floats), a range, an int16 tensor."""
     made = tuple(map(_torch_term, terms))

@@ -247,7 +247,7 @@ class RearrangeOps(ReshapeOps):
         new = list(old)
         new[at] = (
             torch.arange(old[at], device="cpu")
-            .repeat_interleave(torch.as_tensor(repeats), 0, output_size=output_size)
+            .repeat_interleave(torch.as_tensor(repeats).cpu(), 0, output_size=output_size)
             .numel()
         )
         many = self._interleaved(repeats, at, output_size, torch.Size(new), names)

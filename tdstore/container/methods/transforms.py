@@ -287,13 +287,15 @@ def _copies_on_gpu(entries: dict[str, Any]) -> dict[str, Tensor]:
         The copies by key; none if the first entry is on the CPU.
     """
     together: dict[str, Tensor] = {}
+    if traced():
+        return together  # `is_neg` is no part of a graph
     for key, value in entries.items():
         if type(value) is Tensor and value.is_cuda:
             if not (value.is_nested or value.requires_grad or value.layout is not torch.strided or value.is_neg()):
                 together[key] = value
         elif not together:
             return {}
-    if len(together) < 2 or traced():
+    if len(together) < 2:
         return {}
     copies = {key: torch.empty_like(value) for key, value in together.items()}
     torch._foreach_copy_(list(copies.values()), list(together.values()))

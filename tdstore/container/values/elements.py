@@ -14,6 +14,7 @@ import torch
 from tdstore.container.values.lazy_gather import LazyGather, repeats
 from tdstore.container.values.shapes import ValueShapes
 from tdstore.errors import UnsupportedError
+from tdstore.index.index_terms import on_cpu
 
 if TYPE_CHECKING:
     from tdstore.container.values.nontensor import NonTensor
@@ -84,7 +85,7 @@ class Element:
     update_ = update
 
     def __setitem__(self: Any, index: Any, value: Any) -> None:
-        chosen = torch.empty((), device="cpu").expand(self.batch_size)[index].numel()
+        chosen = torch.empty((), device="cpu").expand(self.batch_size)[on_cpu(index)].numel()
         entry: Any = value
         found = entry.flat() if isinstance(value, ValueShapes) else [value]
         if not chosen or not found:

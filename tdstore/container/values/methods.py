@@ -13,6 +13,7 @@ import torch
 
 from tdstore.container.values.saved import SavedValues
 from tdstore.errors import InvalidArgumentError
+from tdstore.index.index_terms import on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -394,15 +395,18 @@ class ValueMethods(SavedValues, ValueCasts):
 
     def gather(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.gather` to the batch."""
-        return self.move(lambda t: torch.Tensor.gather(t, *args, **kwargs))
+        on, given = on_cpu(args), {name: on_cpu(value) for name, value in kwargs.items()}
+        return self.move(lambda t: torch.Tensor.gather(t, *on, **given))
 
     def index_select(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.index_select` to the batch."""
-        return self.move(lambda t: torch.Tensor.index_select(t, *args, **kwargs))
+        on, given = on_cpu(args), {name: on_cpu(value) for name, value in kwargs.items()}
+        return self.move(lambda t: torch.Tensor.index_select(t, *on, **given))
 
     def masked_select(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.masked_select` to the batch."""
-        return self.move(lambda t: torch.Tensor.masked_select(t, *args, **kwargs))
+        on, given = on_cpu(args), {name: on_cpu(value) for name, value in kwargs.items()}
+        return self.move(lambda t: torch.Tensor.masked_select(t, *on, **given))
 
     def moveaxis(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.moveaxis` to the batch."""

@@ -32,6 +32,7 @@ from tdstore.container.values.methods import ValueMethods
 from tdstore.container.values.nested_lists import as_text, levels, levels_of, nested, stack_text
 from tdstore.container.values.shapes import ValueShapes
 from tdstore.errors import BatchSizeError, DimensionError, InvalidStateError, KeyNotFoundError
+from tdstore.index.index_terms import on_cpu
 from tdstore.index.shapes import as_dim, as_size
 from tdstore.ops.rearrange import Padding
 from tdstore.settings import capture_non_tensor_stack
@@ -109,7 +110,7 @@ class NonTensor(ValueShapes):
             pairs = zip(self.flat(), other.flat(), strict=True)
         else:
             pairs = zip(self.flat(), [other] * self.numel(), strict=True)
-        return torch.tensor([alike(a, b) for a, b in pairs], dtype=torch.bool, device="cpu").reshape(self.batch_size)
+        return torch.tensor([alike(a, b) for a, b in pairs], dtype=torch.bool).reshape(self.batch_size)
 
     def __eq__(self, other: object) -> Any:
         return self._compared(other, equal=True)
@@ -149,10 +150,12 @@ class NonTensor(ValueShapes):
     def __getitem__(self, index: Any) -> NonTensor:
         if not self.batch_size and isinstance(index, (int, slice)):
             raise DimensionError(f"an entry without batch dimensions cannot be indexed with {index!r}")
+        index = on_cpu(index)
         return self.move(lambda t: t[index])
 
     def rows(self, rows: Tensor) -> NonTensor:
         """Return rows of the first dimension, in range, as an entry of its own."""
+        rows = on_cpu(rows)
         return self.move(lambda t: t[rows])
 
     def clone(self, recurse: bool = True) -> NonTensor:
@@ -484,6 +487,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
 
     # -- writing -----------------------------------------------------------------------------
     def __setitem__(self, index: Any, value: Any) -> None:
+        index = on_cpu(index)
         if type(value) is list and value and (ndim := self._at[index].ndim):
             value = self.from_list(value, levels_of(value, ndim))
         if assign(self, index, value) is not self:
@@ -510,7 +514,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
             if type(self._pool) is not PartValues:
                 return False
             self._become(self.own())
-        places = self._at[index]
+        places = self._at[on_cpu(index)]
         values = spread_over(part, places.shape)
         if self._gathers is not None:
             self._gathers.materialize()

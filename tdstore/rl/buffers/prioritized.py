@@ -115,7 +115,7 @@ class PrioritizedSampler(Sampler):
                 f"the priorities add up to {total}: none of the rows can be chosen; "
                 "write rows through the buffer, or set priorities with update_priority"
             )
-        masses: Floats = torch.rand(batch_size, dtype=torch.float64, generator=self._rng).numpy()
+        masses: Floats = torch.rand(batch_size, dtype=torch.float64, generator=self._rng, device="cpu").numpy()
         masses *= total
         slots, weights = self._tree.draw(masses)
         length = len(storage)

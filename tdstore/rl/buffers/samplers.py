@@ -151,7 +151,7 @@ class RandomSampler(Sampler):
 
     def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
         """Choose slots."""
-        return torch.randint(len(storage), (batch_size,), generator=self._rng).numpy(), {}
+        return torch.randint(len(storage), (batch_size,), generator=self._rng, device="cpu").numpy(), {}
 
 
 class SamplerWithoutReplacement(Sampler):
@@ -202,7 +202,7 @@ class SamplerWithoutReplacement(Sampler):
     def _begin(self, length: int) -> None:
         self._length, self._at = length, 0
         if self.shuffle:
-            self._order = torch.randperm(length, generator=self._rng).numpy()
+            self._order = torch.randperm(length, generator=self._rng, device="cpu").numpy()
 
     def batches_left(self, storage: Any, batch_size: int) -> int | None:
         """Return the number of batches left in this pass."""
@@ -226,7 +226,7 @@ class SamplerWithoutReplacement(Sampler):
         """Continue in the middle of a pass, including one of torchrl."""
         if "_sample_list" in state_dict:  # of torchrl: what is left of the pass
             left, length = state_dict["_sample_list"].cpu(), int(state_dict["len_storage"])
-            done = torch.zeros(max(0, length - len(left)), dtype=torch.int64)
+            done = torch.zeros(max(0, length - len(left)), dtype=torch.int64, device="cpu")
             position = {"_order": torch.cat([done, left.long()]), "_at": len(done), "_length": length}
             others = {"_ran_out": state_dict["_ran_out"], "_drop_last": state_dict["drop_last"]}
             state_dict = {**position, **others, "_shuffle": self.shuffle}
@@ -286,7 +286,7 @@ class ConsumingSampler(Sampler):
                 f"all {len(storage)} rows were sampled as often as they may be (max_sample_count="
                 f"{self.max_sample_count}): write more"
             )
-        picked: Ints = left[torch.randperm(len(left), generator=self._rng).numpy()[:batch_size]]
+        picked: Ints = left[torch.randperm(len(left), generator=self._rng, device="cpu").numpy()[:batch_size]]
         self._counts[picked] += 1
         self.ran_out = not len(self.left(storage))
         return picked, {}

@@ -178,7 +178,7 @@ class SliceSampler(Sampler):
         sizes = np.minimum(lengths, length)
         before, after = (np.minimum(sizes - 1, length if most is True else most) for most in self._span)
         free = lengths - sizes + 1 + before + after
-        drawn = torch.rand(pieces, dtype=torch.float64, generator=self._rng).numpy()
+        drawn = torch.rand(pieces, dtype=torch.float64, generator=self._rng, device="cpu").numpy()
         first = (drawn * free).astype(np.int64) - before
         stop = np.minimum(first + sizes, lengths)
         first = np.maximum(first, 0)
@@ -206,11 +206,13 @@ class SliceSampler(Sampler):
     def _choose(self, found: Lanes, pieces: int, length: int) -> tuple[Ints, Ints]:
         """Choose trajectories for the pieces: where they begin, and their lengths."""
         if not self.strict_length:
-            return found.begins_and_lengths(torch.randint(len(found), (pieces,), generator=self._rng).numpy())
+            return found.begins_and_lengths(
+                torch.randint(len(found), (pieces,), generator=self._rng, device="cpu").numpy()
+            )
         # Most trajectories are long enough as a rule, so short ones are drawn again; else all are checked.
         begins, lengths = np.zeros(0, np.int64), np.zeros(0, np.int64)
         for _ in range(_TRIES):
-            picked = torch.randint(len(found), (pieces,), generator=self._rng).numpy()
+            picked = torch.randint(len(found), (pieces,), generator=self._rng, device="cpu").numpy()
             some, sizes = found.begins_and_lengths(picked)
             long = sizes >= length
             if not len(begins) and long.all():
@@ -225,7 +227,7 @@ class SliceSampler(Sampler):
                 f"no trajectory has {length} rows, the longest has {int(sizes.max())}: "
                 "ask for shorter pieces, or pass strict_length=False"
             )
-        picked = enough[torch.randint(len(enough), (pieces,), generator=self._rng).numpy()]
+        picked = enough[torch.randint(len(enough), (pieces,), generator=self._rng, device="cpu").numpy()]
         return some[picked], sizes[picked]
 
     def _rows(self, found: Lanes, begins: Ints, sizes: Ints, length: int) -> tuple[Ints, Info]:
@@ -326,7 +328,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         self.ran_out = left < pieces if self.drop_last else left == 0
         self._at = len(self._begins) if self.ran_out else stop
         sizes = np.minimum(lengths, length)
-        drawn = torch.rand(len(begins), dtype=torch.float64, generator=self._rng).numpy()
+        drawn = torch.rand(len(begins), dtype=torch.float64, generator=self._rng, device="cpu").numpy()
         return self._rows(found, begins + (drawn * (lengths - sizes + 1)).astype(np.int64), sizes, length)
 
     def _long(self, found: Lanes, length: int) -> tuple[Ints, Ints]:
@@ -342,7 +344,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
                 f"no trajectory has {length} rows: ask for shorter pieces, or pass strict_length=False"
             )
         if self.shuffle:
-            order = torch.randperm(len(begins), generator=self._rng).numpy()
+            order = torch.randperm(len(begins), generator=self._rng, device="cpu").numpy()
             begins, lengths = begins[order], lengths[order]
         self._begins, self._lengths, self._at = begins, lengths, 0
         self._firsts = found.slots(begins)
@@ -464,7 +466,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         weights = self._tree[good]
         if not len(good) or not weights.sum() > 0:
             raise InvalidStateError(f"no row with a priority has {length} rows of its trajectory from there on")
-        drawn = torch.rand(pieces, dtype=torch.float64, generator=self._rng).numpy() * weights.sum()
+        drawn = torch.rand(pieces, dtype=torch.float64, generator=self._rng, device="cpu").numpy() * weights.sum()
         picked = good[np.minimum(weights.cumsum().searchsorted(drawn, side="right"), len(good) - 1)]
         return positions[picked], ends[picked]
 

@@ -270,7 +270,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             raise InvalidTypeError(f"goals are entries of rows, and a {type(self._storage).__name__} has objects")
 
     def _finished(self, batch: Any, info: dict[Any, Any]) -> Any:
-        rows = torch.randperm(len(batch), generator=self._generator)[: round(self.her_ratio * len(batch))]
+        rows = torch.randperm(len(batch), generator=self._generator, device="cpu")[: round(self.her_ratio * len(batch))]
         if len(rows):
             with self._lock:
                 slots = self._goal_slots(as_slots(info["index"], self._storage)[rows.numpy()])
@@ -288,7 +288,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     def _goal_slots(self, slots: Ints) -> Ints:
         """Choose for each row the row from which its goal is taken."""
-        drawn = torch.rand(len(slots), dtype=torch.float64, generator=self._generator).numpy()
+        drawn = torch.rand(len(slots), dtype=torch.float64, generator=self._generator, device="cpu").numpy()
         if self.strategy is HindsightStrategy.RANDOM:
             return (drawn * len(self._storage)).astype(np.int64)
         found = self._episodes.look(self._storage)

@@ -222,7 +222,7 @@ class RoundRobinWriter(Writer):
         if not n:
             raise InvalidStateError("there are no rows in the data that is to be written")
         cursor, count = self._foreign
-        rows = torch.arange(cursor, cursor + n) % int(storage.max_size)
+        rows = torch.arange(cursor, cursor + n, device="cpu") % int(storage.max_size)
         keep = min(n, storage.max_size)
         storage.set(rows[n - keep :], data[n - keep :])
         self._foreign = ((cursor + n) % storage.max_size, count + n)

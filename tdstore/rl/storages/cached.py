@@ -236,7 +236,7 @@ class CachedTable(Table):
 
 def _mirror(stored: StoredTable) -> ArrayTable:
     shapes = [(stored.capacity, *stored.inner, *column.shape) for column in stored.columns]
-    tensors = [torch.zeros(shape, dtype=c.dtype) for shape, c in zip(shapes, stored.columns, strict=True)]
+    tensors = [torch.zeros(shape, dtype=c.dtype, device="cpu") for shape, c in zip(shapes, stored.columns, strict=True)]
     made = ArrayTable(stored.columns, stored.capacity, stored.inner, tensors)
     state = stored.state
     step = max(1, _BLOCK // max(1, sum(c.nbytes for c in stored.columns) * stored.slots_per_row))

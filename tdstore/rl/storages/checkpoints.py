@@ -212,7 +212,7 @@ def _through_hooks(storage: LazyStorage, found: Found) -> tuple[Any, int]:
     if found.structure.is_pytree:
         raise InvalidStateError("load hooks take TensorDicts and tensors, and the rows here are dicts or tuples")
     state = found.table.state
-    slots = torch.arange(state.length * found.table.slots_per_row).numpy()
+    slots = torch.arange(state.length * found.table.slots_per_row, device="cpu").numpy()
     data = found.structure.build(found.table.gather(slots), (len(slots),))
     out = None if storage._table is None else storage.get(slice(None))
     for hook in storage._load_hooks:

@@ -327,7 +327,7 @@ def memory_table(structure: Structure, capacity: int, device: torch.device, *, c
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     nbytes = _product(shape) * dtype.itemsize
     if nbytes < 1 << 16:
-        return torch.zeros(shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype, device="cpu")
     # torch.zeros writes its zeros; numpy's come from the system, page by page as they are touched.
     return torch.from_numpy(np.zeros(nbytes, np.uint8)).view(dtype).view(shape)
 

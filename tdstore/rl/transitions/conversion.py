@@ -38,7 +38,7 @@ def to_torch_tensor(data: Any, dtype: torch.dtype = torch.float32) -> Tensor:
     if isinstance(data, (np.ndarray, np.generic)) and np.asarray(data).dtype.kind in "biuf":
         return torch.from_numpy(np.array(data)).to(dtype)
     if isinstance(data, _NUMBERS):
-        return torch.tensor(data, dtype=dtype)
+        return torch.tensor(data, dtype=dtype, device="cpu")
     if isinstance(data, (list, tuple)):
         try:
             return _of_sequence(data, dtype)
@@ -50,7 +50,7 @@ def to_torch_tensor(data: Any, dtype: torch.dtype = torch.float32) -> Tensor:
 def _of_sequence(data: Sequence[Any], dtype: torch.dtype) -> Tensor:
     if any(isinstance(item, (Tensor, np.ndarray, list, tuple)) for item in data):
         return torch.stack([to_torch_tensor(item, dtype) for item in data])
-    return torch.tensor(data, dtype=dtype)
+    return torch.tensor(data, dtype=dtype, device="cpu")
 
 
 def to_tensordict(data: Any, dtype: torch.dtype = torch.float32) -> TensorDictBase:

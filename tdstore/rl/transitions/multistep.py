@@ -164,7 +164,7 @@ def _chosen(ended: Any, now: Any, later: Any) -> Any:
         return torch.where(_mask(ended, now), now, later)
     if isinstance(now, tdstore.TensorDictBase):
         return _by_entry(_chosen, ended, now, later)
-    stop = _mask(ended, torch.empty(len(later))).tolist()  # values that are not tensors, one for each row
+    stop = _mask(ended, torch.empty(len(later), device="cpu")).tolist()  # values that are not tensors, one for each row
     return [a if end else b for end, a, b in zip(stop, now, later, strict=True)]
 
 

@@ -80,8 +80,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Add the missing entry to rows of a buffer without priorities."""
         slots = np.arange(self.size)
         if self._rows.initialized and KEY not in self._rows.entries:
-            self._rows.add_entries(TensorDict({KEY: torch.ones(1, dtype=torch.float64)}, [1]))
-            self._rows.put_values(KEY, slots, torch.ones(len(slots), dtype=torch.float64))
+            self._rows.add_entries(TensorDict({KEY: torch.ones(1, dtype=torch.float64, device="cpu")}, [1]))
+            self._rows.put_values(KEY, slots, torch.ones(len(slots), dtype=torch.float64, device="cpu"))
 
     def _take_from_place(self, slots: Ints) -> None:
         """Set the priorities of rows to the stored ones."""
@@ -110,7 +110,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if KEY in rows:
             raise InvalidArgumentError(f"the name {KEY} is taken by the buffer itself: rename this entry")
         self._write_priorities()
-        slots = super()._append(rows.set(KEY, torch.full((len(rows),), self.max_priority, dtype=torch.float64)))
+        slots = super()._append(
+            rows.set(KEY, torch.full((len(rows),), self.max_priority, dtype=torch.float64, device="cpu"))
+        )
         self._unwritten.clear()
         self._tree.update(slots[-self.max_size :], self.max_priority**self.alpha)
         self._follow(slots)
@@ -121,7 +123,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if self._unwritten:
             newer = sorted(self._unwritten.items())
             slots = np.array([slot for slot, _ in newer])
-            self._rows.put_values(KEY, slots, torch.tensor([value for _, value in newer], dtype=torch.float64))
+            self._rows.put_values(
+                KEY, slots, torch.tensor([value for _, value in newer], dtype=torch.float64, device="cpu")
+            )
 
     @property
     def storage(self) -> TensorDictBase | None:
@@ -169,7 +173,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._check_size(batch_size)
         self._follow()
         share = self._tree.total / batch_size
-        masses = (torch.arange(batch_size, dtype=torch.float64) + torch.rand(batch_size, dtype=torch.float64)) * share
+        masses = (
+            torch.arange(batch_size, dtype=torch.float64, device="cpu")
+            + torch.rand(batch_size, dtype=torch.float64, device="cpu")
+        ) * share
         slots, chosen = self._tree.draw(masses.numpy())
         weights = (chosen / self._tree.smallest) ** -beta
         batch: TensorDictBase = self._rows.take_slots(slots)
@@ -211,7 +218,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _facts(self) -> Any:
         facts = super()._facts()
         facts["priorities"] = torch.from_numpy(self._tree.weights(self.max_size))
-        facts["max_priority"] = torch.tensor(self.max_priority, dtype=torch.float64)
+        facts["max_priority"] = torch.tensor(self.max_priority, dtype=torch.float64, device="cpu")
         return facts
 
     def _take_facts(self, facts: Any) -> None:

@@ -180,7 +180,11 @@ class ReplayBuffer:
         """
         size = self._check_size(batch_size)
         number = min(batch_size, size)
-        slots = torch.randperm(size)[:number] if size < UNIQUE_BELOW else torch.randint(size, (number,))
+        slots = (
+            torch.randperm(size, device="cpu")[:number]
+            if size < UNIQUE_BELOW
+            else torch.randint(size, (number,), device="cpu")
+        )
         batch = self.sample_from_indices(slots)
         if return_idx:
             batch.set("idxs", slots.to(batch.device or "cpu"))
@@ -218,7 +222,7 @@ class ReplayBuffer:
         folder.mkdir(parents=True, exist_ok=True)
         if self._rows.initialized:
             self._rows.dumps(folder / "storage")
-        facts = TensorDict({"rows": torch.tensor(self._rows.initialized), **self._facts()})
+        facts = TensorDict({"rows": torch.tensor(self._rows.initialized, device="cpu"), **self._facts()})
         facts.save(folder / _FACTS, mode="w").close()
 
     def loads(self, path: str | os.PathLike[str]) -> None:
@@ -260,7 +264,7 @@ class ReplayBuffer:
     def _facts(self) -> Any:
         """Return the state of the buffer without its rows, as a TensorDict."""
         numbers = {"cursor": self.cursor, "write_count": self._rows.write_count, "before": self._before}
-        return TensorDict({name: torch.tensor(value) for name, value in numbers.items()})
+        return TensorDict({name: torch.tensor(value, device="cpu") for name, value in numbers.items()})
 
     def _check_facts(self, facts: Any) -> None:
         missing = [key for key in self._facts().keys(True, True) if facts.get(key, None) is None]

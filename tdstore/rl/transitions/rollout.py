@@ -186,7 +186,7 @@ class RolloutBuffer:
         if batch_size is None:
             return rows
         _check_rows(batch_size)
-        return rows[torch.randperm(len(rows))[:batch_size].to(rows.device or "cpu")]
+        return rows[torch.randperm(len(rows), device="cpu")[:batch_size].to(rows.device or "cpu")]
 
     def get_tensor_batch(
         self, batch_size: int | None = None, device: torch.device | str | None = None
@@ -233,7 +233,7 @@ class RolloutBuffer:
         _check_rows(batch_size)
         rows = self._rows()
         for _ in range(epochs):
-            for part in torch.randperm(len(rows)).split(batch_size):
+            for part in torch.randperm(len(rows), device="cpu").split(batch_size):
                 yield rows[part.to(rows.device or "cpu")]
 
     def reset(self) -> None:

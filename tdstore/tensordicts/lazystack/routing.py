@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tdstore.errors import DimensionError, IndexKindError, InvalidArgumentError, OutOfRangeError
-from tdstore.index.index_terms import dims_used
+from tdstore.index.index_terms import dims_used, on_cpu
 from tdstore.index.rows import as_rows
 
 _ALL = slice(None)
@@ -130,7 +130,7 @@ def _are_separated(full: Sequence[Any], arrays: Sequence[int]) -> bool:
 
 def positions(batch: torch.Size, terms: tuple[Any, ...]) -> Tensor:
     """Compute the flat position in the batch of each position of the result."""
-    return torch.arange(batch.numel(), device="cpu").reshape(batch)[terms]
+    return torch.arange(batch.numel(), device="cpu").reshape(batch)[on_cpu(terms)]
 
 
 def unravel(flat: Tensor, batch: torch.Size, dim: int) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -223,7 +223,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
             planned.append((rows, self.members[k]._planned(flat[rows])))
 
         def write() -> TensorDict:
-            index = torch.empty(len(ids), dtype=torch.int64)
+            index = torch.empty(len(ids), dtype=torch.int64, device="cpu")
             for rows, of_member in planned:
                 index[rows] = of_member()
             return TensorDict({"buffer_ids": ids, "index": index}, [len(ids)])
@@ -245,7 +245,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
                 )
             sizes = [1] * len(shape)
             sizes[dim] = len(self)
-            ids = torch.arange(len(self)).reshape(sizes).expand(shape).reshape(-1)
+            ids = torch.arange(len(self), device="cpu").reshape(sizes).expand(shape).reshape(-1)
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self):
             raise InvalidArgumentError(f"members are 0 to {len(self) - 1}, and rows name {ids.unique().tolist()}")
         return ids
@@ -340,6 +340,6 @@ def _described(k: int, info: dict[Any, Any]) -> TensorDict:
     """Return where the rows of a member's part of a batch come from, and what its sampler says about them."""
     index = info["index"]
     index = torch.stack(index, -1) if isinstance(index, tuple) else index
-    place = TensorDict({"buffer_ids": torch.full((len(index),), k), "index": index}, [len(index)])
+    place = TensorDict({"buffer_ids": torch.full((len(index),), k, device="cpu"), "index": index}, [len(index)])
     rest = {key: value for key, value in info.items() if key != "index" and isinstance(value, Tensor)}
     return TensorDict({"index": place, **rest}, [len(index)])

@@ -284,9 +284,11 @@ class SamplerEnsemble(Ensemble, Sampler):
         if self.sample_from_all:
             return list(range(len(self)))
         if self.p is None:
-            chosen: list[int] = torch.randint(len(self), (self.num_buffer_sampled,), generator=self._rng).tolist()
+            chosen: list[int] = torch.randint(
+                len(self), (self.num_buffer_sampled,), generator=self._rng, device="cpu"
+            ).tolist()
             return chosen
-        shares = torch.tensor(available(), dtype=torch.float32) if isinstance(self.p, str) else self.p
+        shares = torch.tensor(available(), dtype=torch.float32, device="cpu") if isinstance(self.p, str) else self.p
         if not bool(shares.any()):
             raise InvalidStateError("no member of this ensemble can be sampled")
         return torch.multinomial(shares, self.num_buffer_sampled, True, generator=self._rng).tolist()
