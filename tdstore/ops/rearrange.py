@@ -254,7 +254,11 @@ class RearrangeOps(ReshapeOps):
         return self._apply_inplace_result(many, "repeat_interleave", inplace)
 
     def _interleaved(self, repeats: Any, at: int, output_size: int | None, new: torch.Size, names: Names) -> Self:
-        return self._move(lambda t: t.repeat_interleave(repeats, at, output_size=output_size), new, names)
+        def interleaved(t: Tensor) -> Tensor:
+            many = repeats.to(t.device) if isinstance(repeats, Tensor) else repeats
+            return t.repeat_interleave(many, at, output_size=output_size)
+
+        return self._move(interleaved, new, names)
 
     def gather(self, dim: int, index: Tensor, out: Self | None = None, *, inplace: bool = False) -> Self:
         """Gather rows along a batch dimension, as `torch.gather` on every leaf.

@@ -208,3 +208,56 @@ def test_arithmetic_with_what_is_on_the_cpu() -> None:
     assert on_gpu(td.lerp(td * 2, 0.5))
     td += 1
     assert td["a"][0, 0].tolist() == [1, 2]
+
+
+VALUES: dict[str, Any] = {
+    "rows": lambda td, on: td[on([2, 0, 0])],
+    "mask": lambda td, on: td[on([True, False, True, False])],
+    "two dims": lambda td, on: td[on([[3, 0], [1, 1]])],
+    "gather": lambda td, on: td.gather(0, on([2, 0])),
+    "masked_select": lambda td, on: td.masked_select(on([True, False, True, False])),
+    "repeat_interleave": lambda td, on: td.repeat_interleave(on([1, 0, 2, 1]), dim=0),
+    "repeated": lambda td, on: td.repeat_interleave(2, dim=0),
+    "where": lambda td, on: td.where(on([True, False, True, False]), td.flip(0)),
+    "split": lambda td, on: torch.cat(td.split([1, 3])),
+    "get": lambda td, on: td.get_at("a", on([1, 3])),
+    "write": lambda td, on: written(td, on([1, 3]), td[:2].clone()),
+    "write one": lambda td, on: written(td, on([1, 3]), td[0].clone()),
+    "write a mask": lambda td, on: written(td, on([True, False, True, False]), td[:2].clone()),
+}
+
+
+def written(td: Any, index: Any, value: Any) -> Any:
+    td[index] = value
+    return td
+
+
+@pytest.mark.parametrize("call", VALUES)
+@pytest.mark.parametrize("kind", ["plain", "lazy", "stored"])
+def test_values_beside_leaves(kind: str, call: str, tmp_path: Any) -> None:
+    """Strings, jagged tensors and lists beside leaves of a GPU follow an index that is there."""
+
+    def make(device: str) -> Any:
+        td = TensorDict({"a": torch.arange(8.0).reshape(4, 2), "s": "text", "rows": [f"r{i}" for i in range(4)]}, [4])
+        if (
+            call not in ("gather", "masked_select", "repeat_interleave", "repeated", "where", "split")
+            and kind == "plain"
+        ):
+            td["j"] = torch.nested.nested_tensor([torch.arange(i + 1.0) for i in range(4)], layout=torch.jagged)
+        if kind == "lazy":
+            return lazy_stack([part.clone() for part in td.to(device).unbind(0)])
+        if kind == "stored":
+            return td.save(tmp_path / f"{device}.h5") if "write" not in call else td.to(device)
+        return td.to(device)
+
+    want = VALUES[call](make("cpu"), torch.tensor)
+    if kind == "stored" and call in ("where",):
+        return
+    got = VALUES[call](make("cuda"), lambda values: torch.tensor(values, device="cuda"))
+    if isinstance(want, torch.Tensor):
+        assert got.tolist() == want.tolist()
+        return
+    assert got["a"].tolist() == want["a"].tolist()
+    assert got.get("rows").tolist() == want.get("rows").tolist()
+    if "j" in want:
+        assert [t.tolist() for t in got["j"].unbind()] == [t.tolist() for t in want["j"].unbind()]

@@ -426,7 +426,8 @@ class ValueMethods(SavedValues, ValueCasts):
 
     def repeat_interleave(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.repeat_interleave` to the batch."""
-        return self.move(lambda t: torch.Tensor.repeat_interleave(t, *args, **kwargs))
+        on, given = on_cpu(args), {name: on_cpu(value) for name, value in kwargs.items()}
+        return self.move(lambda t: torch.Tensor.repeat_interleave(t, *on, **given))
 
     def roll(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.roll` to the batch."""

@@ -12,8 +12,9 @@ from torch import Tensor
 from tdstore.container.entries.nested_tensors import leaf_shape, ragged_dim
 from tdstore.container.varlen.nested_leaves import jagged_parts
 from tdstore.errors import BatchSizeError, UnsupportedError
-from tdstore.index.index_terms import as_terms
+from tdstore.index.index_terms import as_terms, on_cpu
 from tdstore.index.rows import check_rows
+from tdstore.index.tracing import traced
 
 _ALL = slice(None)
 
@@ -28,7 +29,12 @@ def rows_at(tensor: Tensor, index: Any) -> Tensor:
         UnsupportedError: the index makes new dimensions, or takes several dimensions together.
     """
     if not tensor.is_nested:
-        return tensor[index]
+        try:
+            return tensor[index]
+        except RuntimeError:
+            if not tensor.is_cpu or traced():
+                raise
+        return tensor[on_cpu(index)]  # positions of values, which are on the CPU, by rows on a GPU
     first, *rest = as_terms(index) or (_ALL,)
     if first is None or first is Ellipsis or type(first) is bool:
         raise _refused("with new dimensions")
