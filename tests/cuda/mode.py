@@ -20,39 +20,55 @@ ROOT = Path(__file__).parents[2]
 ON = os.environ.get("TDSTORE_CUDA") == "1"
 DEVICE = "cuda"
 
-# Folders and files whose tests run again with the GPU as torch's default device.
+# Folders whose tests run again with the GPU as torch's default device.
 AGAIN = (
     "tests/compile/",
-    "tests/container/functions/",
     "tests/container/entries/",
-    "tests/container/values/test_codecs.py",
-    "tests/container/persistence/test_clones.py",
-    "tests/container/persistence/test_reshaping.py",
+    "tests/container/functions/",
     "tests/differential/",
     "tests/modules/",
-    "tests/rl/",
+    "tests/rl/agents/",
+    "tests/rl/buffers/",
+    "tests/rl/scores/",
+    "tests/rl/transitions/",
+    "tests/rl/trees/",
     "tests/tensorclass/",
-    "tests/tensordicts/",
     "tests/torch_integration/",
 )
+_STORED = "compares with what is stored, which is read as tensors of the CPU whatever the default device"
+_NUMPY = "gives its tensors to numpy"
+_LOST = "has rows out of range, for which a GPU ends the work of the process"
+_TEXT = "compares texts, in which the device is"
+_ITSELF = "tests what the tests are made of"
 # Files and tests among these that do not, by the start of their names, and why.
-_STORED = "what is in a store is read as tensors of the CPU, whatever the default device"
-_NUMPY = "makes its tensors of numpy's arrays, or gives its leaves to numpy"
-_FILES = "mapped files are memory of the CPU"
-_LOST = "has rows out of range, for which a GPU ends the work of the process (docs/explanation)"
-_CHECKERS = "no code runs"
 EXCEPT: dict[str, str] = {
-    "tests/differential/test_maths.py::test_reductions_of_stored_data": _STORED,
+    "tests/container/functions/test_functions.py": _STORED,
+    "tests/differential/test_cases.py": _ITSELF,
+    "tests/differential/test_class_reflection.py::test_repeats_share": _STORED,
+    "tests/differential/test_dimensions.py::test_the_error_is_what_users_catch": _LOST,
     "tests/differential/test_index.py::test_invalid": _LOST,
     "tests/differential/test_index_chains.py": _LOST,
-    "tests/differential/test_mapped_tensors.py": _FILES,
+    "tests/differential/test_lazy_ours.py::test_maths_with_tensors": _STORED,
+    "tests/differential/test_mapped_tensors.py": "mapped files are memory of the CPU",
+    "tests/differential/test_maths.py::test_reductions_of_stored_data": _STORED,
+    "tests/differential/test_operands.py::test_a_tensor_of_a_larger_shape": _STORED,
+    "tests/differential/test_oracle.py": _ITSELF,
+    "tests/differential/test_rearrange.py": _STORED,
     "tests/differential/test_stored_index.py": _STORED,
-    "tests/rl/test_crash.py": _FILES,
-    "tests/rl/test_full_places.py": _FILES,
-    "tests/tensorclass/test_typing.py": _CHECKERS,
+    "tests/differential/test_swept.py::test_derivatives_at_stored": _STORED,
+    "tests/differential/test_unbatched.py::test_every_backend": _STORED,
+    "tests/differential/test_value_methods.py::test_an_unbatched_tensor": _NUMPY,
+    "tests/modules/test_checkpoints.py": _STORED,
+    "tests/modules/test_examples.py": _TEXT,
+    "tests/modules/test_lazy_modules.py::test_they_are_printed": _TEXT,
+    "tests/modules/test_modules.py::test_training_never": _STORED,
+    "tests/modules/test_params.py::test_over_files": _STORED,
+    "tests/modules/test_scenarios.py": _STORED,
+    "tests/modules/test_state_dict.py": _STORED,
+    "tests/rl/buffers/ensembles/": _STORED,
+    "tests/tensorclass/test_declare.py::test_repr": _TEXT,
     "tests/tensorclass/test_stored.py": _STORED,
-    "tests/tensordicts/persistent/": _STORED,
-    "tests/rl/test_docstrings.py": _NUMPY,
+    "tests/tensorclass/test_typing.py": "no code runs",
 }
 
 

@@ -90,6 +90,8 @@ class Case:
                 if isinstance(self.run(PEER), Raised):
                     return  # refused as on the CPU, or, for rows out of range, by ending the work of the GPU
         want, got = self.run(PEER), self.run(OURS)
+        if mode.by_default() and isinstance(want, Raised) and not isinstance(got, Raised):
+            return  # what fails there on a GPU, and works here
         entry = next((entry for entry in INTENDED if entry.covers(self.name, want)), None)
         if entry is not None and not SELF_CHECK:
             want = entry.expected(self.name, want, OURS)

@@ -23,7 +23,7 @@ ONE = _texts(
     np.array([], dtype=np.int64)  |  np.array([0, 1], dtype=np.uint16)  |  tensor([0, 2])  |  tensor([2, 0, 2])
     tensor([-1, 0])  |  tensor(1)  |  tensor(-1)  |  tensor([[0, 1], [2, 0]])
     tensor([0, 1], dtype=torch.int32)  |  tensor([], dtype=torch.int64)  |  tensor(True)  |  tensor(False)
-    mask(1)  |  ~mask(1)  |  mask(1) & ~mask(1)  |  mask(1).tolist()  |  mask(1).numpy()  |  [True]  |  0, None
+    mask(1)  |  ~mask(1)  |  mask(1) & ~mask(1)  |  mask(1).tolist()  |  mask(1).cpu().numpy()  |  [True]  |  0, None
     None, 0  |  ..., None  |  None, ..., None  |  None, None  |  :, None  |  0, ...  |  1:3, ...  |  [0, 1], ...
     mask(1), ...  |  [0, 1], None  |  None, [0, 1]  |  True, 0  |  None, 1:3, None  |  None, tensor([1, 0]), None
     """
@@ -40,7 +40,7 @@ TWO = _texts(
     0, range(2)  |  range(2), range(2)  |  np.array([0, 1]), np.array([1, 0])  |  np.array([0, 1]), :
     np.int64(0), :  |  np.int64(0), np.int64(1)  |  mask(1), 0  |  mask(1), :  |  mask(1), 1:  |  :, mask(2)[0]
     mask(1), [0]  |  mask(2)  |  ~mask(2)  |  mask(2) & ~mask(2)  |  mask(2), None  |  None, mask(2)
-    mask(2).numpy()  |  mask(2).tolist()  |  mask(1).tolist(), 0  |  ..., [0, 1]  |  [0, 1], ..., 0
+    mask(2).cpu().numpy()  |  mask(2).tolist()  |  mask(1).tolist(), 0  |  ..., [0, 1]  |  [0, 1], ..., 0
     [0, 1], None, [1, 0]  |  None, [0, 1], [1, 0]  |  True, 0, 1  |  0, True  |  :, True  |  0, False
     [0, 1], [True, False, True]  |  None, :, 0  |  :, 0:2, None  |  [[0, 1]], [[1], [0]]
     """

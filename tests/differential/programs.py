@@ -95,5 +95,8 @@ def check(source: str) -> None:
         with torch.device("cpu"):
             if isinstance(result(source, PEER), Raised):
                 return  # as in cases.py
-    found = list(differences(result(source, PEER), result(source, OURS)))
+    want, got = result(source, PEER), result(source, OURS)
+    if mode.by_default() and isinstance(want, Raised) and not isinstance(got, Raised):
+        return
+    found = list(differences(want, got))
     assert not found, source + "\n" + "\n".join(found[:6])
