@@ -88,6 +88,9 @@ def test_by_the_names_of_backends(tmp_path: Path) -> None:
     stored = PersistentTensorDict.from_dict(td.exclude("j"), filename=tmp_path / "x.h5", batch_size=[4], device="cuda")
     assert stored["a"].device == GPU
     assert stored[1:3]["big"].device == GPU
+    again = torch.zeros_like(source()).to("cuda").load_memmap_(tmp_path / "m")
+    assert again.device == GPU
+    assert on_gpu(again)
     like = td.memmap_like(tmp_path / "like")
     assert like["a"].shape == (4, 3, 2)
     td.exclude("j").to_h5(tmp_path / "y.h5").close()

@@ -219,7 +219,8 @@ class SavingMixin(Container):
     def load_(self, prefix: Location, *args: Any, **kwargs: Any) -> Self:
         """Replace the entries by those of a dataset; entries that it does not have are removed.
 
-        A device of None stays None: then new entries may be on any device. A locked TensorDict stays locked.
+        A device of None stays None: then new entries may be on any device. A TensorDict on a GPU stays there. A locked
+        TensorDict stays locked.
 
         Raises:
             LockedError: this TensorDict is locked, and the dataset has other keys.
@@ -229,7 +230,8 @@ class SavingMixin(Container):
         found = require_container(self.load(prefix, *args, **kwargs))
         if locked and {*self.keys(True)} != {*found.keys(True)}:
             raise LockedError("cannot load a dataset with other keys: the TensorDict is locked")
-        td = self._become(found)
+        on_gpu = self._device is not None and self._device.type == "cuda"
+        td = self._become(found.to(self._device) if on_gpu else found)
         if anywhere and td._device is not None:
             td._set_device(None)
         return td.lock_() if locked else td
