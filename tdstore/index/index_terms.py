@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from tdstore.errors import DimensionError
 from tdstore.index.rows import as_index_tensor
 from tdstore.types import Names
 
+T = TypeVar("T")
 _LISTS = (list, range, tuple, np.ndarray)
 _NARROW = (torch.int8, torch.int16)
 
@@ -21,11 +22,15 @@ def as_terms(index: Any) -> tuple[Any, ...]:
     return index if isinstance(index, tuple) else (index,)
 
 
-def on_cpu(index: Any) -> Any:
+def on_cpu(index: T) -> T:
     """Return an index with its tensors on the CPU, for what has its positions there: values, parts of a stack."""
-    if isinstance(index, Tensor):
-        return index if index.device.type in ("cpu", "meta") else index.cpu()
-    return tuple(map(on_cpu, index)) if type(index) is tuple else index
+    moved: Any = index
+    if isinstance(index, Tensor) and index.device.type not in ("cpu", "meta"):
+        moved = index.cpu()
+    elif isinstance(index, tuple):
+        moved = tuple(on_cpu(term) for term in index)
+    found: T = moved
+    return found
 
 
 def torch_terms(terms: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -26,7 +26,7 @@ def writes_in_place(out: Any, made: Any) -> bool:
     leaves that have the shapes and dtypes of the results.
     """
     out = unwrap(out)
-    if out.is_locked or out.is_memmap() or out.is_shared():
+    if out.is_locked or out.is_memmap() or (out.is_shared() and not out.is_cuda):
         return True
     if not isinstance(out, Container._stored_class):
         return False

@@ -395,18 +395,18 @@ class ValueMethods(SavedValues, ValueCasts):
 
     def gather(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.gather` to the batch."""
-        on, given = on_cpu(args), {name: on_cpu(value) for name, value in kwargs.items()}
-        return self.move(lambda t: torch.Tensor.gather(t, *on, **given))
+        on, named = on_cpu(args), {name: on_cpu(value) for name, value in kwargs.items()}
+        return self.move(lambda t: torch.Tensor.gather(t, *on, **named))
 
     def index_select(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.index_select` to the batch."""
-        on, given = on_cpu(args), {name: on_cpu(value) for name, value in kwargs.items()}
-        return self.move(lambda t: torch.Tensor.index_select(t, *on, **given))
+        on, named = on_cpu(args), {name: on_cpu(value) for name, value in kwargs.items()}
+        return self.move(lambda t: torch.Tensor.index_select(t, *on, **named))
 
     def masked_select(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.masked_select` to the batch."""
-        on, given = on_cpu(args), {name: on_cpu(value) for name, value in kwargs.items()}
-        return self.move(lambda t: torch.Tensor.masked_select(t, *on, **given))
+        on, named = on_cpu(args), {name: on_cpu(value) for name, value in kwargs.items()}
+        return self.move(lambda t: torch.Tensor.masked_select(t, *on, **named))
 
     def moveaxis(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.moveaxis` to the batch."""
@@ -426,8 +426,8 @@ class ValueMethods(SavedValues, ValueCasts):
 
     def repeat_interleave(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.repeat_interleave` to the batch."""
-        on, given = on_cpu(args), {name: on_cpu(value) for name, value in kwargs.items()}
-        return self.move(lambda t: torch.Tensor.repeat_interleave(t, *on, **given))
+        on, named = on_cpu(args), {name: on_cpu(value) for name, value in kwargs.items()}
+        return self.move(lambda t: torch.Tensor.repeat_interleave(t, *on, **named))
 
     def roll(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.roll` to the batch."""

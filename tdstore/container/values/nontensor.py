@@ -107,9 +107,8 @@ class NonTensor(ValueShapes):
         if isinstance(other, NonTensor):
             if other.batch_size != self.batch_size:
                 raise BatchSizeError(f"cannot compare batches of {list(self.batch_size)} and {list(other.batch_size)}")
-            pairs = zip(self.flat(), other.flat(), strict=True)
-        else:
-            pairs = zip(self.flat(), [other] * self.numel(), strict=True)
+        theirs = other.flat() if isinstance(other, NonTensor) else [other] * self.numel()
+        pairs = zip(self.flat(), theirs, strict=True)
         return torch.tensor([alike(a, b) for a, b in pairs], dtype=torch.bool).reshape(self.batch_size)
 
     def __eq__(self, other: object) -> Any:
@@ -150,13 +149,11 @@ class NonTensor(ValueShapes):
     def __getitem__(self, index: Any) -> NonTensor:
         if not self.batch_size and isinstance(index, (int, slice)):
             raise DimensionError(f"an entry without batch dimensions cannot be indexed with {index!r}")
-        index = on_cpu(index)
-        return self.move(lambda t: t[index])
+        return self.move(lambda t: t[on_cpu(index)])
 
     def rows(self, rows: Tensor) -> NonTensor:
         """Return rows of the first dimension, in range, as an entry of its own."""
-        rows = on_cpu(rows)
-        return self.move(lambda t: t[rows])
+        return self.move(lambda t: t[on_cpu(rows)])
 
     def clone(self, recurse: bool = True) -> NonTensor:
         """Copy the entry and its values; with `recurse=False`, share the values."""
@@ -487,8 +484,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
 
     # -- writing -----------------------------------------------------------------------------
     def __setitem__(self, index: Any, value: Any) -> None:
-        index = on_cpu(index)
-        if type(value) is list and value and (ndim := self._at[index].ndim):
+        if type(value) is list and value and (ndim := self._at[on_cpu(index)].ndim):
             value = self.from_list(value, levels_of(value, ndim))
         if assign(self, index, value) is not self:
             raise InvalidStateError("this stack has one value at several positions: clone() it before writing to it")

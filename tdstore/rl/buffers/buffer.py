@@ -154,9 +154,8 @@ class ReplayBuffer(RowAccess, Resumable):
             if self._storage.filled_directly and isinstance(self._writer, RoundRobinWriter):
                 self._writer.empty()
         if isinstance(self._sampler, PrioritizedSampler) and len(self._storage):
-            self._sampler.extend(
-                torch.arange(len(self._storage), device="cpu"), storage=storage_for(self._sampler, self._storage)
-            )
+            filled = torch.arange(len(self._storage), device="cpu")
+            self._sampler.extend(filled, storage=storage_for(self._sampler, self._storage))
 
     def __getattr__(self, name: str) -> Any:
         """Create the parts, if that was delayed: called for attributes that do not exist."""
