@@ -104,9 +104,8 @@ class NonTensor(ValueShapes):
 
     def equal_values(self, other: object) -> Tensor:
         """Return a bool tensor of the batch: where both hold equal values."""
-        if isinstance(other, NonTensor):
-            if other.batch_size != self.batch_size:
-                raise BatchSizeError(f"cannot compare batches of {list(self.batch_size)} and {list(other.batch_size)}")
+        if isinstance(other, NonTensor) and other.batch_size != self.batch_size:
+            raise BatchSizeError(f"cannot compare batches of {list(self.batch_size)} and {list(other.batch_size)}")
         theirs = other.flat() if isinstance(other, NonTensor) else [other] * self.numel()
         pairs = zip(self.flat(), theirs, strict=True)
         return torch.tensor([alike(a, b) for a, b in pairs], dtype=torch.bool).reshape(self.batch_size)
