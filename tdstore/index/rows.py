@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
+from threading import get_ident, main_thread
 from typing import Any
 
 import numpy as np
@@ -105,8 +106,14 @@ def _gather_dense(leaf: Tensor, at: int, rows: Tensor, shape: Sequence[int], out
 
 
 def threads_pay_from() -> int:
-    """Return the bytes of rows from which torch, with its threads, gathers faster than numpy."""
-    return _THREADS_PAY if torch.get_num_threads() < _MANY_THREADS else _MANY_THREADS_PAY
+    """Return the bytes of rows from which torch, with its threads, gathers faster than numpy.
+
+    In the main thread only: each thread that calls torch has a team of threads of its own. Two that read batches of
+    5 MiB on 16 cores were slower than one.
+    """
+    if torch.get_num_threads() < _MANY_THREADS or get_ident() != main_thread().ident:
+        return _THREADS_PAY
+    return _MANY_THREADS_PAY
 
 
 def _check_out(out: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:

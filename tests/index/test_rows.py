@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tdstore import TensorDict
 from tdstore.dtypes import NAME_TO_DTYPE
-from tdstore.index.rows import put, put_rows
+from tdstore.index.rows import put, put_rows, threads_pay_from
 from tdstore.index.selection import Selection, gather, last_wins, runs, scatter, sorted_unique
 
 ROWS = st.lists(st.integers(0, 30), max_size=40).map(lambda r: torch.tensor(r, dtype=torch.int64))
@@ -191,6 +192,9 @@ def test_rows_are_the_same_by_one_thread_and_by_many(threads, row):
     try:
         assert torch.equal(gather(leaf, (rows,)), want)
         assert torch.equal(gather(leaf, (rows,), torch.empty_like(want)), want)
+        with ThreadPoolExecutor(1) as pool:
+            assert torch.equal(pool.submit(gather, leaf, (rows,)).result(), want)
+            assert (pool.submit(threads_pay_from).result() > threads_pay_from()) == (threads >= 8)
         assert torch.equal(TensorDict({"a": leaf}, [300])[rows]["a"], want)
         with pytest.raises(IndexError, match="index 300 is out of range"):
             TensorDict({"a": leaf}, [300])[torch.tensor([300] * 100)]
