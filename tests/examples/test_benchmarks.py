@@ -19,7 +19,8 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def suite() -> ModuleType:
+def suite(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(FOLDER)  # as for a script: its modules are beside it
     spec = importlib.util.spec_from_file_location("suite", FOLDER / "suite.py")
     assert spec is not None
     assert spec.loader is not None
