@@ -10,7 +10,6 @@ from datetime import datetime
 from types import EllipsisType
 from typing import Any, Literal, SupportsIndex
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -135,7 +134,8 @@ class LeafSpec:
         return f"LeafSpec({self.shape}, {dtype_name(self.dtype)!r}{extra})"
 
 
-class Read(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Read:
     """Ask for `leaf[index]`, in memory of its own or in `out` (same shape and dtype, any strides, CPU)."""
 
     path: Path
@@ -143,7 +143,8 @@ class Read(msgspec.Struct, frozen=True):
     out: Tensor | None = None
 
 
-class Write(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Write:
     """Put `value` (exactly the shape and dtype of `leaf[index]`, CPU unless the store says otherwise) at `index`."""
 
     path: Path
