@@ -315,13 +315,13 @@ class StoredTree(WindowTree):
         return self._built(plan, iter(values), iter(entries))
 
     def _resident(self) -> Any:
-        handle = self._handle
-        if len(handle.groups) == 1:
+        handle, device = self._handle, self._device
+        if len(handle.groups) == 1 and (device is None or device.type != "cuda"):  # which gets its leaves in blocks
             keys = tuple(self._first_keys())
             paths: list[Path] = list(zip(keys))
             if _LEAVES.issuperset(map(type, map(handle.entries.__getitem__, paths))):
                 found = read_plain(handle.store, handle.specs, paths, self._window or self._sel)
-                if (device := self._device) is not None:
+                if device is not None:
                     found = [value if value.device == device else value.to(device) for value in found]
                 return self._resident_class._new(
                     dict(zip(keys, found, strict=True)), self._batch_size, device, self._names

@@ -282,6 +282,43 @@ def test_blocks_are_read_at_the_same_time(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(plan.read(LateLane(), 3)) == 4
 
 
+READS: dict[str, Callable[[Any], Any]] = {
+    "to_tensordict": lambda td: td.to_tensordict(),
+    "clone": lambda td: td.clone(),
+    "read": lambda td: td.read(),
+    "rows": lambda td: td.read(torch.arange(3, 50)),
+    "slice": lambda td: td[3:50].to_tensordict(),
+    "key": lambda td: td["frames"],
+}
+
+
+@pytest.mark.parametrize("storage", STORED)
+@pytest.mark.parametrize("keys", [["frames"], ["frames", "next"], ["frames", "text"]], ids=lambda keys: keys[-1])
+@pytest.mark.parametrize("name", READS)
+def test_each_read_for_a_gpu_goes_through_blocks(
+    name: str, keys: list[str], storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes: list[LateLane] = []
+
+    def lane(device: torch.device, *, non_blocking: bool) -> LateLane:
+        lanes.append(LateLane())
+        return lanes[-1]
+
+    monkeypatch.setattr(device_reads, "cuda_lane", lane)
+    monkeypatch.setattr(device_reads, "STAGED_BYTES", 1)
+    monkeypatch.setattr(device_reads, "BLOCK_BYTES", BLOCK)
+    td = rows().select(*keys)
+    found = READS[name](save(td, tmp_path, storage).to(torch.device("cuda", 0)))
+    assert len(lanes) == 1
+    assert len(lanes[0].copies) > (0 if storage == "zarr" else 1), "blocks; of zarr there is one chunk"
+    expected = READS[name](td)
+    if name == "key":
+        assert torch.equal(found, expected)
+    else:
+        assert found.device == torch.device("cuda", 0)
+        assert torch.equal(found["frames"], expected["frames"])
+
+
 def test_small_reads_are_left_alone(tmp_path: Path) -> None:
     stored = rows().exclude("text").save(tmp_path / "x.h5")
     assert not DeviceReads(stored._handle, stored._leaves()).pays
