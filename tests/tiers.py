@@ -62,6 +62,7 @@ FOLDERS = {
     "tests/porting/": "peer",
     "tests/compile/": "compile",
     "tests/cuda/": "cuda",
+    "tests/cuda/test_training.py::test_compiled": "process",
     "tests/builtin/test_cuda.py": "cuda",
     "tests/modules/test_params.py::test_compiled": "compile",
     "tests/torch_integration/test_export.py": "compile",

@@ -33,6 +33,15 @@ def on_cpu(index: T) -> T:
     return found
 
 
+def bounds_of(index: slice, size: int) -> tuple[int, int, int]:
+    """Return `index.indices(size)` for a step that is not negative, in operations that torch 2.11 traces."""
+    ends = []
+    for end, default in ((index.start, 0), (index.stop, size)):
+        end = default if end is None else end
+        ends.append(max(end + size, 0) if end < 0 else min(end, size))
+    return ends[0], ends[1], 1 if index.step is None else index.step
+
+
 def torch_terms(terms: tuple[Any, ...]) -> tuple[Any, ...]:
     """Convert terms that torch misreads as tensors: an empty list (taken for floats), a range, an int16 tensor."""
     made = tuple(map(_torch_term, terms))

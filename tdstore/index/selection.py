@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tdstore.errors import BatchSizeError, DimensionError, IndexKindError, InvalidTypeError, OutOfRangeError
-from tdstore.index.index_terms import reaches_past, spelled_out, torch_terms
+from tdstore.index.index_terms import as_terms, reaches_past, spelled_out, torch_terms
 from tdstore.index.plans import Axis, ReadPlan, Term, WritePlan, Zipped, plan_read, plan_write
 from tdstore.index.rows import (
     as_index_tensor,
@@ -73,7 +73,8 @@ def index_shape(shape: Iterable[int], index: object) -> torch.Size:
         torch.Size([4, 3, 1, 3])
     """
     if traced():
-        return torch.empty((), device="cpu").expand(tuple(shape))[index].shape  # type: ignore[index]
+        device = next((term.device for term in as_terms(index) if isinstance(term, Tensor)), "cpu")
+        return torch.empty((), device=device).expand(tuple(shape))[index].shape  # type: ignore[index]
     return Selection.full(shape)[index].shape
 
 

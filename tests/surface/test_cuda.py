@@ -19,6 +19,11 @@ pytestmark = pytest.mark.cuda
 # Expressions whose outcome names a device or a place, and those whose tensors are on the CPU by their nature.
 OTHERWISE = {
     "td.device": "another",
+    "td.auto_device_().device": "another",
+    "td.uint16()": "torch does not say what negative numbers become",
+    "td.uint32()": "torch does not say what negative numbers become",
+    "td.uint64()": "torch does not say what negative numbers become",
+    "setitem(td, torch.tensor([0, 0]), other[[0, 1]])": "torch does not say which of repeated rows stays",
     "td.is_cpu": "another",
     "td.is_cuda": "another",
     "td.is_shared()": "memory of a GPU is",
@@ -58,6 +63,6 @@ def test_on_a_gpu(section: str, name: str, of: str, tmp_path: Any, monkeypatch: 
         problems += [f"{expression}: {line}" for line in list(differences(want, moved(got, devices)))[:4]]
         after: set[str] = set()
         problems += [f"{expression}, then {x}" for x in list(differences(seen(plain), moved(seen(td), after)))[:4]]
-        if "cpu" in after or ("cpu" in devices and "cpu" not in expression):
+        if "cpu" in after or ("cpu" in devices and "cpu" not in expression and "np." not in expression):
             problems.append(f"{expression}: results {devices}, td {after}")
     assert not problems, "\n".join(problems)

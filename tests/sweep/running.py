@@ -80,7 +80,7 @@ def _run(call: str, place: str, side: Side) -> dict[str, Any]:
     try:
         exec(parts(START + MAKE)[0], names)
         names["td"] = td = eval(PLACES[place], names)
-        names["other"] = names["source"](100) if place != "text" else names["source"](100, s="other")
+        names["other"] = names["source"](100) if not place.startswith("text") else names["source"](100, s="other")
         if place in ON_CUDA:
             names["other"] = names["other"].to("cuda")
         before = storages(td)

@@ -14,7 +14,7 @@ def is_key(index: Any) -> bool:
     """Check whether a subscript is a key (a string, or a nested tuple of strings) and not a batch index."""
     kind = type(index)
     if kind is tuple:
-        return bool(index) and all(map(is_key, index))
+        return len(index) > 0 and all(map(is_key, index))  # torch 2.11 traces no `bool` of a tuple
     return kind is str or isinstance(index, str)
 
 

@@ -88,8 +88,9 @@ class Box:
 
     __slots__ = ("dim", "form", "parts", "td")
 
-    def __init__(self, td: Any, dim: int | None, parts: list[Tensor], form: Form = _PLAIN) -> None:
-        self.td, self.dim, self.parts, self.form = td, dim, parts, form
+    def __init__(self, td: Any, dim: int | None, parts: list[Tensor], form: Form | None = None) -> None:
+        # no default that is an object: torch 2.11 cannot trace it
+        self.td, self.dim, self.parts, self.form = td, dim, parts, _PLAIN if form is None else form
 
     def hides_its_stack(self) -> bool:
         """Check whether the mapped dimension is that of a lazy stack."""

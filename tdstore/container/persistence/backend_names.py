@@ -545,9 +545,10 @@ def _files_of(td: Any) -> str | None:
 
 
 def _share_tensors(td: Any) -> None:
-    """Move each tensor to shared memory of its own."""
+    """Move each tensor to shared memory of its own; one of a GPU is shared as it is."""
     for leaf in td._leaf_list():
-        leaf.share_memory_()
+        if not leaf.is_cuda:
+            leaf.share_memory_()
     groups = [td]
     while groups:
         group = groups.pop()

@@ -245,7 +245,7 @@ class PrioritizedSampler(Sampler):
         Raises:
             ValueError: there are priorities beyond the slots of this sampler.
         """
-        weights = state_dict["_weights"].numpy().astype(np.float64)
+        weights = state_dict["_weights"].cpu().numpy().astype(np.float64)
         if len(weights) > self.max_capacity and weights[self.max_capacity :].any():
             raise InvalidArgumentError(
                 f"priorities of {len(weights)} slots do not fit the {self.max_capacity} of this sampler"

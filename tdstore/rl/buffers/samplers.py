@@ -448,7 +448,7 @@ def as_slots(index: Any, storage: Any) -> Ints:
         if isinstance(index, Tensor) and index.ndim == 2:
             index = index.unbind(-1)
         if isinstance(index, (tuple, list)) and len(index) == ndim:
-            parts = np.broadcast_arrays(*(np.asarray(torch.as_tensor(part)) for part in index))
+            parts = np.broadcast_arrays(*(np.asarray(torch.as_tensor(part).cpu()) for part in index))
             shape = (int(storage.capacity), *storage.shape[1:])
             return np.ravel_multi_index(tuple(parts), shape).reshape(-1).astype(np.int64)
     if isinstance(index, tuple) and len(index) == 1:

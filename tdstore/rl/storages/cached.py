@@ -61,7 +61,7 @@ class StoredTable(Table):
         """Write rows of all columns."""
         index = (slice(rows.start, rows.stop, 1) if isinstance(rows, slice) else torch.from_numpy(rows),)
         pairs = zip(self.columns, values, strict=True)
-        self.handle.store.write([Write(c.path, index, v) for c, v in pairs if v is not None])
+        self.handle.store.write([Write(c.path, index, v.cpu()) for c, v in pairs if v is not None])
 
     def gather(self, slots: Ints) -> list[Tensor]:
         """Return copies of slots."""

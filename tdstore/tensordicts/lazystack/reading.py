@@ -133,12 +133,13 @@ class LazyTree(TensorDictBase):
         if not tds:
             return []
         first: Any = tds[0]._first_keys()
+        others: list[Any] = [td._first_keys() for td in tds[1:]]
         if isinstance(first, dict):
             same = first.keys()
-            if all(isinstance(k := td._first_keys(), dict) and k.keys() == same for td in tds):
+            if all(isinstance(keys, dict) and keys.keys() == same for keys in others):
                 return list(first)
         first = list(first)
-        common = set(first).intersection(*(td._first_keys() for td in tds[1:]))
+        common = set(first).intersection(*others)
         return first if len(common) == len(first) else [k for k in first if k in common]
 
     def _kind(self, key: str) -> str | None:

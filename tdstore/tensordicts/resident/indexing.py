@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from tdstore.container.core.locks import LOCKED, MAPPED, READONLY, SHARED
 from tdstore.container.core.tensorclasses import Typed, unwrap
@@ -19,7 +20,7 @@ from tdstore.container.values.lazy_gather import repeats
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.varlen.nested_rows import rows_at
 from tdstore.errors import DimensionError, InvalidArgumentError, OutOfRangeError
-from tdstore.index.index_terms import as_terms, indexed_names, spelled_out
+from tdstore.index.index_terms import as_terms, bounds_of, indexed_names, spelled_out
 from tdstore.index.rows import at_rows, check_rows, put_rows, rows_on, take, threads_pay_from
 from tdstore.index.selection import as_rows, index_shape
 from tdstore.index.tracing import traced
@@ -66,7 +67,7 @@ class IndexedTree(BindingMixin):
                 raise OutOfRangeError(f"index {index} is out of bounds for dimension 0 with size {n}")
             return self._view_at(index, batch[1:], self._names and self._names[1:], len(batch))
         if kind is slice:
-            start, stop, step = index.indices(n)
+            start, stop, step = bounds_of(index, n) if is_compiling() else index.indices(n)
             if step <= 0:
                 raise InvalidArgumentError("slice step must be positive")
             if index == _ALL:
