@@ -14,7 +14,13 @@ from torch.utils.data import DataLoader
 import tdstore
 from tdstore import TensorDict, TensorDictParams, lazy_stack
 from tdstore.data import Epochs, TensorDictDataset
-from tdstore.rl import LazyMemmapStorage, LazyTensorStorage, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
+from tdstore.rl import (
+    LazyMemmapStorage,
+    LazyStorage,
+    LazyTensorStorage,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
 from tests.conftest import assert_same
 from tests.cuda.test_moves import GPU, Item, on_gpu
 from tests.data_loading.places import numbered
@@ -205,6 +211,18 @@ def test_a_stored_buffer_to_the_gpu(tmp_path: Path) -> None:
         batch = batch.to("cuda", non_blocking=True)
         assert batch["obs"].device == GPU
         assert torch.equal(batch["obs"][:, 0].cpu().long(), batch["row"].cpu())
+
+
+@pytest.mark.parametrize("place", ["h5", "zarr", "memmap"])
+def test_rows_of_the_gpu_in_a_stored_buffer(place: str, tmp_path: Path) -> None:
+    storage = LazyStorage(50, place, path=tmp_path / "rows")
+    buffer = TensorDictReplayBuffer(storage=storage, batch_size=16)
+    buffer.extend(steps(30).to("cuda"))
+    buffer.add(steps(1, 30)[0].to("cuda"))
+    assert buffer[:]["row"].tolist() == list(range(31))
+    buffer[torch.tensor([2, 0], device="cuda")] = steps(2, 100).to("cuda")
+    assert buffer[:4]["row"].tolist() == [101, 1, 100, 3]
+    buffer.close()
 
 
 # -- modules ---------------------------------------------------------------------------------
