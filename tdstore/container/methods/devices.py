@@ -51,7 +51,7 @@ class PlacingMixin(Container):
         """Convert to a device, a dtype, both, or those of another tensor or TensorDict.
 
         A stored TensorDict is read into memory for a dtype; a device is where its later reads arrive. Between the CPU
-        and a CUDA device, leaves of 1 MiB and more are copied in blocks through pinned buffers, 64 MiB in all.
+        and a CUDA device, large leaves are copied in blocks through pinned buffers, 64 MiB in all.
 
         Args:
             *args: a device, a `torch.dtype` (every leaf is cast, also integers), a tensor, or a TensorDict. A

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tdstore.container.core.staging import STAGED_BYTES, Block, Lane, Staging, cuda_lane
+from tdstore.container.core.staging import STAGED_TOTAL, Block, Lane, Staging, cuda_lane
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.varlen.rounds import Rounds
 from tdstore.index.selection import Selection
@@ -87,7 +87,7 @@ class DeviceReads:
     @property
     def pays(self) -> bool:
         """Whether the leaves are large enough for blocks."""
-        return self.nbytes >= STAGED_BYTES and Cap.DIRECT_DEVICE not in self._handle.store.caps
+        return self.nbytes >= STAGED_TOTAL and Cap.DIRECT_DEVICE not in self._handle.store.caps
 
     def read(self, lane: Lane, threads: int = 1) -> dict[int, Tensor]:
         """Read the staged leaves, and return tensors of the device by number.

@@ -305,7 +305,7 @@ def test_each_read_for_a_gpu_goes_through_blocks(
         return lanes[-1]
 
     monkeypatch.setattr(device_reads, "cuda_lane", lane)
-    monkeypatch.setattr(device_reads, "STAGED_BYTES", 1)
+    monkeypatch.setattr(device_reads, "STAGED_TOTAL", 1)
     monkeypatch.setattr(device_reads, "BLOCK_BYTES", BLOCK)
     td = rows().select(*keys)
     found = READS[name](save(td, tmp_path, storage).to(torch.device("cuda", 0)))
@@ -403,9 +403,10 @@ def test_a_copy_that_waits_on_another_stream() -> None:
 def test_stored_data_on_the_gpu(
     storage: str, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_reads, "STAGED_BYTES", 1)
+    monkeypatch.setattr(device_reads, "STAGED_TOTAL", 1)
     monkeypatch.setattr(device_reads, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(staging, "STAGED_BYTES", 1)
+    monkeypatch.setattr(staging, "STAGED_TOTAL", 1)
     td = rows()
     stored = save(td, tmp_path, storage)
     on = stored.to("cuda")
