@@ -236,16 +236,16 @@ def measure_link(gpu: Gpu) -> None:
 
 
 # -- ways to stage -------------------------------------------------------------------------
-def lane(gpu: Gpu) -> Any:
+def copy_stream(gpu: Gpu) -> Any:
     if gpu.tiny:
-        return CpuLane()
-    found = staging.cuda_lane(gpu.device, non_blocking=False)
+        return CpuCopyStream()
+    found = staging.cuda_copy_stream(gpu.device, non_blocking=False)
     assert found is not None
     return found
 
 
-class CpuLane:
-    """A lane of the CPU, for `--cpu`."""
+class CpuCopyStream:
+    """A stream of copies in the memory of the CPU, for `--cpu`."""
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
@@ -295,11 +295,11 @@ def measure_blocks(gpu: Gpu, mapped: torch.Tensor) -> None:
 
 
 def stage(gpu: Gpu, source: torch.Tensor, block_bytes: int, buffers: int) -> object:
-    return staging.move_in_blocks([source], lane(gpu), block_bytes=block_bytes, buffers=buffers)
+    return staging.move_in_blocks([source], copy_stream(gpu), block_bytes=block_bytes, buffers=buffers)
 
 
 def fetch(gpu: Gpu, source: torch.Tensor, block_bytes: int, buffers: int) -> object:
-    return staging.fetch_in_blocks([source], lane(gpu), block_bytes=block_bytes, buffers=buffers)
+    return staging.fetch_in_blocks([source], copy_stream(gpu), block_bytes=block_bytes, buffers=buffers)
 
 
 def one_by_one(leaves: list[torch.Tensor], gpu: Gpu) -> object:

@@ -60,9 +60,9 @@ def gather(leaf: Tensor, index: StoreIndex, out: Tensor | None = None) -> Tensor
                 return _gather_rows(leaf, index, at, term, out)
             if out is not None:
                 _check_out(out, out.shape, leaf.dtype)
-                _gather_rows(_bits(leaf), index, at, term, _bits(out))
+                _gather_rows(as_bits(leaf), index, at, term, as_bits(out))
                 return out
-            return _gather_rows(_bits(leaf), index, at, term, out).view(leaf.dtype)
+            return _gather_rows(as_bits(leaf), index, at, term, out).view(leaf.dtype)
     view = leaf[index] if index else leaf
     if out is None:
         return view.clone(memory_format=torch.contiguous_format)
@@ -123,7 +123,13 @@ def _check_out(out: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
         )
 
 
-def _bits(tensor: Tensor) -> Tensor:
+def has_bits(dtype: torch.dtype) -> bool:
+    """Return whether a dtype has integers of its width, as `as_bits` needs."""
+    return dtype.itemsize in _BITS
+
+
+def as_bits(tensor: Tensor) -> Tensor:
+    """View a tensor as integers of the same width, which torch can gather, assign and join in every case."""
     return tensor.view(_BITS[tensor.itemsize])
 
 
@@ -131,7 +137,7 @@ def take(tensor: Tensor, dim: int, rows: Tensor) -> Tensor:
     """Select rows along `dim`: `index_select` for every dtype, on the device of `tensor`."""
     rows = rows.to(tensor.device)
     if tensor.dtype in _NO_KERNELS:
-        return _bits(tensor).index_select(dim, rows).view(tensor.dtype)
+        return as_bits(tensor).index_select(dim, rows).view(tensor.dtype)
     return tensor.index_select(dim, rows)
 
 
@@ -149,7 +155,7 @@ def scatter(leaf: Tensor, index: StoreIndex, value: Tensor) -> None:
         _copy_rows(leaf, rows, value)
         return
     if leaf.dtype in _NO_KERNELS:
-        leaf, value = _bits(leaf), _bits(value)
+        leaf, value = as_bits(leaf), as_bits(value)
     leaf[(*index[:at], rows.to(leaf.device), *index[at + 1 :])] = value
 
 
@@ -174,7 +180,7 @@ def rows_on(device: torch.device, rows: Tensor, size: int, made: dict[torch.devi
 def at_rows(leaf: Tensor, rows: Tensor) -> Tensor:
     """Return `leaf[rows]` for rows on the device of a leaf, unchecked and maybe negative, and for every dtype."""
     if leaf.dtype in _NO_KERNELS:
-        return _bits(leaf)[rows].view(leaf.dtype)
+        return as_bits(leaf)[rows].view(leaf.dtype)
     return leaf[rows]
 
 
@@ -182,7 +188,7 @@ def put_rows(
     leaf: Tensor,
     rows: Tensor,
     value: Tensor,
-    elsewhere: dict[torch.device, tuple[Tensor, Tensor | None]] | None = None,
+    by_device: dict[torch.device, tuple[Tensor, Tensor | None]] | None = None,
 ) -> None:
     """Write `leaf[rows] = value` for checked rows; the last of repeated rows wins, as far as torch knows order.
 
@@ -192,7 +198,7 @@ def put_rows(
         leaf: the tensor.
         rows: int64; unchecked if they are on the device of the leaf.
         value: of the shape `[len(rows), *leaf.shape[1:]]`, on any device.
-        elsewhere: the rows on other devices, none of them twice, and where the value of each stands.
+        by_device: the rows on other devices, none of them twice, and where the value of each stands.
     """
     dtype, on_cpu = leaf.dtype, leaf.is_cpu
     if value.dtype is not dtype or not ((on_cpu and value.is_cpu) or value.device == leaf.device):
@@ -204,7 +210,7 @@ def put_rows(
     if not on_cpu and not leaf.is_meta:
         positions = None
         if rows.device != leaf.device:
-            rows, positions = _last_rows_on(leaf.device, rows, len(leaf), {} if elsewhere is None else elsewhere)
+            rows, positions = _last_rows_on(leaf.device, rows, len(leaf), {} if by_device is None else by_device)
         _assign(leaf, rows, value if positions is None else at_rows(value, positions))
     elif on_cpu and dtype in _COPIED and value.numel() <= _ONE_THREAD:
         leaf.index_copy_(0, rows, value)  # in order, at half the cost
@@ -236,9 +242,9 @@ def _assign(leaf: Tensor, terms: Any, value: Tensor) -> None:
     try:
         leaf[terms] = value
     except NotImplementedError:  # torch lacks the kernel for this dtype, and has written nothing
-        if leaf.dtype.itemsize not in _BITS:
+        if not has_bits(leaf.dtype):
             raise
-        _bits(leaf)[terms] = _bits(value)
+        as_bits(leaf)[terms] = as_bits(value)
 
 
 def _whole_rows(leaf: Tensor, rows: Any, value: Tensor) -> bool:

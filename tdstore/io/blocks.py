@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from tdstore.types import LeafSpec, Path, StoreIndex
 
+T = TypeVar("T")
 BLOCK_BYTES = 32 << 20
 MOST_BLOCKS = 8
 """A chunk of up to this many blocks is moved as a whole, since each part would decode and encode it again."""
@@ -40,21 +42,39 @@ def leaf_batches(
         chunks: chunk shapes to which the pieces of a leaf are aligned, the most important first.
         dims: the number of leading dimensions that may be cut.
     """
-    batch: Batch = []
+
+    def cut() -> Iterator[tuple[tuple[Path, StoreIndex], int]]:
+        for path, spec in specs.items():
+            borders = chunks.get(path, ()) if chunks else ()
+            whole = spec.nbytes <= block_bytes
+            for index in ((),) if whole else pieces(spec.shape, spec.dtype.itemsize, block_bytes, borders, dims=dims):
+                nbytes = spec.nbytes if whole else math.prod(index_shape(spec.shape, index)) * spec.dtype.itemsize
+                yield (path, index), padded(nbytes)
+
+    return in_blocks(cut(), block_bytes)
+
+
+def in_blocks(sized: Iterable[tuple[T, int]], block_bytes: int) -> Iterator[list[T]]:
+    """Yield lists of consecutive items of at most `block_bytes` together; a larger item is a list of its own.
+
+    Args:
+        sized: items, each with its bytes.
+        block_bytes: the largest number of bytes of a list.
+
+    Example:
+        >>> list(in_blocks([("a", 3), ("b", 2), ("c", 9), ("d", 1)], 5))
+        [['a', 'b'], ['c'], ['d']]
+    """
+    block: list[T] = []
     filled = 0
-    for path, spec in specs.items():
-        borders = chunks.get(path, ()) if chunks else ()
-        whole = spec.nbytes <= block_bytes
-        for index in ((),) if whole else pieces(spec.shape, spec.dtype.itemsize, block_bytes, borders, dims=dims):
-            nbytes = spec.nbytes if whole else math.prod(index_shape(spec.shape, index)) * spec.dtype.itemsize
-            nbytes = padded(nbytes)
-            if batch and filled + nbytes > block_bytes:
-                yield batch
-                batch, filled = [], 0
-            batch.append((path, index))
-            filled += nbytes
-    if batch:
-        yield batch
+    for item, nbytes in sized:
+        if block and filled + nbytes > block_bytes:
+            yield block
+            block, filled = [], 0
+        block.append(item)
+        filled += nbytes
+    if block:
+        yield block
 
 
 def pieces(

@@ -16,8 +16,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from tdstore.index.rows import as_bits, has_bits
 from tdstore.index.tracing import traced
-from tdstore.io.blocks import padded
+from tdstore.io.blocks import in_blocks, padded
 from tdstore.storekit.pages import empty
 
 BLOCK_BYTES = 32 << 20
@@ -27,26 +28,18 @@ STAGED_BYTES = 1 << 20
 """Leaves of fewer bytes are copied by torch: a block costs more calls than its pinned memory saves."""
 STAGED_TOTAL = 8 << 20
 """So are those to a device that have fewer bytes together: buffers, streams and events take 0.3 ms on an H100."""
-
-
 FEW = 4
 """Fewer small leaves are fetched from a device one by one."""
-_NUMPY = frozenset(
-    getattr(torch, name)
-    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64")
-)
-_CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By the bytes of an element: integers that carry the bits of dtypes that numpy lacks."""
 
 
-class Copied(Protocol):
-    """A point behind the copies that a lane was given."""
+class CopyEvent(Protocol):
+    """A point behind the copies that a stream was given."""
 
     def synchronize(self) -> None:
         """Wait until all of them have ended."""
 
 
-class Lane(Protocol):
+class CopyStream(Protocol):
     """What a staged copy needs of a device."""
 
     def pinned(self, nbytes: int) -> Tensor:
@@ -55,7 +48,7 @@ class Lane(Protocol):
     def target(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Allocate a tensor of the device."""
 
-    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Copied:
+    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> CopyEvent:
         """Begin to copy each second tensor into the first one, and return without waiting for it."""
 
     def join(self, targets: Sequence[Tensor]) -> None:
@@ -78,19 +71,19 @@ class Staging:
     also after an error: memory of their targets may be freed then.
 
     Args:
-        lane: the device.
+        stream: makes the copies.
         nbytes: the bytes of all blocks together, if they are fewer than the buffers have.
         block_bytes: the bytes of a buffer. A larger block gets a larger one.
         buffers: the number of buffers.
     """
 
     def __init__(
-        self, lane: Lane, nbytes: int | None = None, block_bytes: int = BLOCK_BYTES, buffers: int = BUFFERS
+        self, stream: CopyStream, nbytes: int | None = None, block_bytes: int = BLOCK_BYTES, buffers: int = BUFFERS
     ) -> None:
-        self._lane = lane
+        self._stream = stream
         self._block_bytes = block_bytes if nbytes is None else min(block_bytes, nbytes)
         self._buffers: list[Tensor | None] = [None] * buffers
-        self._copied: list[Copied | None] = [None] * buffers
+        self._events: list[CopyEvent | None] = [None] * buffers
         self._at = 0
         self._targets: list[Tensor] = []
 
@@ -98,12 +91,12 @@ class Staging:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._lane.join(self._targets)
+        self._stream.join(self._targets)
         self._buffers = []
 
     def target(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Allocate a tensor of the device, into which blocks are sent."""
-        made = self._lane.target(shape, dtype)
+        made = self._stream.target(shape, dtype)
         self._targets.append(made)
         return made
 
@@ -114,27 +107,27 @@ class Staging:
         shapes = [torch.Size(shape) for shape, _ in parts]
         sizes = [shape.numel() * dtype.itemsize for shape, (_, dtype) in zip(shapes, parts, strict=True)]
         needed = sum(map(padded, sizes))
-        if (copied := self._copied[at]) is not None:
-            copied.synchronize()
-            self._copied[at] = None
+        if (event := self._events[at]) is not None:
+            event.synchronize()
+            self._events[at] = None
         buffer = self._buffers[at]
         if buffer is None or buffer.nbytes < needed:
             self._buffers[at] = None  # freed before the larger one is allocated
-            buffer = self._buffers[at] = self._lane.pinned(max(needed, self._block_bytes))
+            buffer = self._buffers[at] = self._stream.pinned(max(needed, self._block_bytes))
         found, start = [], 0
         for shape, (_, dtype), size in zip(shapes, parts, sizes, strict=True):
             found.append(buffer[start : start + size].view(dtype).view(shape))
             start += padded(size)
         return Block(at, found)
 
-    def send(self, block: Block, pairs: Sequence[tuple[Tensor, Tensor]]) -> Copied:
+    def send(self, block: Block, pairs: Sequence[tuple[Tensor, Tensor]]) -> CopyEvent:
         """Begin to copy the second tensor of each pair into the first; one of them is a part of the block."""
-        self._copied[block.buffer] = copied = self._lane.copy(pairs)
-        return copied
+        self._events[block.buffer] = event = self._stream.copy(pairs)
+        return event
 
 
-class CudaLane:
-    """Copies on a stream of their own, which is shared by all copies to a device.
+class CudaCopyStream:
+    """Copies on a CUDA stream of their own, which all copies of a device share.
 
     Args:
         device: a CUDA device with its index.
@@ -160,15 +153,15 @@ class CudaLane:
 
     def copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> torch.cuda.Event:
         """Begin to copy each second tensor into the first one, and return without waiting for it."""
-        copied = torch.cuda.Event(blocking=True)  # the CPU has other work than to poll
+        event = torch.cuda.Event(blocking=True)  # the CPU has other work than to poll
         if not self._non_blocking:
             # Targets are allocated for the current stream: kernels that run may still use their memory.
             self._stream.wait_stream(self._current)
         with torch.cuda.stream(self._stream):
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
-            copied.record(self._stream)
-        return copied
+            event.record(self._stream)
+        return event
 
     def join(self, targets: Sequence[Tensor]) -> None:
         """Make the current stream wait for the copies, and the CPU too unless the copy is `non_blocking`."""
@@ -191,17 +184,17 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
         return _streams[device]
 
 
-def cuda_lane(device: torch.device, *, non_blocking: bool) -> CudaLane | None:
-    """Return the lane to a device; None where copies cannot be staged: other devices, and the capture of a graph.
+def cuda_copy_stream(device: torch.device, *, non_blocking: bool) -> CudaCopyStream | None:
+    """Return the stream of copies of a device; None where copies cannot be staged: other devices, captured graphs.
 
     Args:
-        device: the target.
-        non_blocking: as of `CudaLane`.
+        device: the device.
+        non_blocking: as of `CudaCopyStream`.
     """
     if device.type != "cuda" or traced() or torch.cuda.is_current_stream_capturing():
         return None
     index = torch.cuda.current_device() if device.index is None else device.index
-    return CudaLane(torch.device("cuda", index), non_blocking=non_blocking)
+    return CudaCopyStream(torch.device("cuda", index), non_blocking=non_blocking)
 
 
 # -- tensors in memory ---------------------------------------------------------------------
@@ -213,80 +206,72 @@ def move(leaves: Sequence[Tensor], device: torch.device, *, non_blocking: bool =
         device: the target.
         non_blocking: whether to return before the copies have ended; what the current stream does next waits for them.
     """
-    moved: dict[int, Tensor] = {}
+    moved = {at: leaf for at, leaf in enumerate(leaves) if leaf.device == device}
     if device.type == "cuda":
-        staged = [at for at, leaf in enumerate(leaves) if is_staged(leaf)]
-        pays = sum(leaves[at].nbytes for at in staged) >= STAGED_TOTAL
-        lane = cuda_lane(device, non_blocking=non_blocking) if pays else None
-        if lane is not None:
-            moved = dict(zip(staged, move_in_blocks([leaves[at] for at in staged], lane), strict=True))
+        moved |= _sent(leaves, device, non_blocking)
     elif device.type == "cpu" and not non_blocking:  # else torch returns pinned memory, and does not wait
         for source in {leaf.device for leaf in leaves if leaf.is_cuda}:
-            staged = [at for at, leaf in enumerate(leaves) if leaf.device == source and is_staged(leaf, "cuda")]
-            lane = cuda_lane(source, non_blocking=False) if staged else None
-            if lane is not None:
-                moved |= zip(staged, fetch_in_blocks([leaves[at] for at in staged], lane), strict=True)
-            small = [at for at, leaf in enumerate(leaves) if leaf.device == source and is_small(leaf)]
-            if len(small) >= FEW and not traced() and not torch.cuda.is_current_stream_capturing():
-                moved |= zip(small, fetch_together([leaves[at] for at in small], _pinned_copy), strict=True)
-    one_wait = device.type == "cuda" and not non_blocking and len(leaves) > 1 and not traced()
-    made = [
-        moved[at]
-        if at in moved
-        else leaf
-        if leaf.device == device
-        else leaf.to(device, non_blocking=one_wait or non_blocking)
-        for at, leaf in enumerate(leaves)
-    ]
+            moved |= _fetched(leaves, source)
+    rest = [at for at in range(len(leaves)) if at not in moved]
+    one_wait = device.type == "cuda" and not non_blocking and len(rest) > 1 and not traced()
+    for at in rest:
+        moved[at] = leaves[at].to(device, non_blocking=non_blocking or one_wait)
     if one_wait:  # and not one for each leaf
         torch.cuda.current_stream(device).synchronize()
+    return [moved[at] for at in range(len(leaves))]
+
+
+def _sent(leaves: Sequence[Tensor], device: torch.device, non_blocking: bool) -> dict[int, Tensor]:
+    """Copy the large tensors of pageable memory to a CUDA device, if that pays; by number."""
+    large = [
+        at
+        for at, leaf in enumerate(leaves)
+        if leaf.is_cpu and leaf.nbytes >= STAGED_BYTES and is_plain(leaf) and not leaf.is_pinned()
+    ]
+    pays = sum(leaves[at].nbytes for at in large) >= STAGED_TOTAL
+    stream = cuda_copy_stream(device, non_blocking=non_blocking) if pays else None
+    if stream is None:
+        return {}
+    return dict(zip(large, move_in_blocks([leaves[at] for at in large], stream), strict=True))
+
+
+def _fetched(leaves: Sequence[Tensor], source: torch.device) -> dict[int, Tensor]:
+    """Copy the large tensors of a CUDA device to the CPU in blocks, and several small ones together; by number."""
+    there = [at for at, leaf in enumerate(leaves) if leaf.device == source and is_plain(leaf)]
+    large = [at for at in there if leaves[at].nbytes >= STAGED_BYTES]
+    small = [at for at in there if leaves[at].nbytes < STAGED_BYTES and has_bits(leaves[at].dtype)]
+    stream = cuda_copy_stream(source, non_blocking=False) if large or len(small) >= FEW else None
+    if stream is None:
+        return {}
+    made = dict(zip(large, fetch_in_blocks([leaves[at] for at in large], stream), strict=True)) if large else {}
+    if len(small) >= FEW:
+        made |= zip(small, fetch_together([leaves[at] for at in small], _pinned_copy), strict=True)
     return made
 
 
-def is_small(leaf: Tensor) -> bool:
-    """Return whether a tensor of a CUDA device is copied to the CPU together with others."""
+def is_plain(leaf: Tensor) -> bool:
+    """Return whether the bytes of a tensor are one piece of memory, and all that there is to copy."""
     return (
         leaf.layout is torch.strided
         and not leaf.is_nested
-        and leaf.nbytes < STAGED_BYTES
-        and leaf.itemsize <= 8
         and not (leaf.requires_grad and torch.is_grad_enabled())
         and leaf.is_contiguous()
         and not (leaf.is_conj() or leaf.is_neg())
-    )
-
-
-def is_staged(leaf: Tensor, source: str = "cpu") -> bool:
-    """Return whether a copy of a tensor between the CPU and a CUDA device goes through pinned buffers.
-
-    Args:
-        leaf: the tensor.
-        source: the type of the device that it has to be on.
-    """
-    return (
-        leaf.device.type == source
-        and leaf.layout is torch.strided
-        and not leaf.is_nested
-        and leaf.nbytes >= STAGED_BYTES
-        and not (leaf.requires_grad and torch.is_grad_enabled())
-        and leaf.is_contiguous()
-        and not (leaf.is_conj() or leaf.is_neg())
-        and not (source == "cpu" and leaf.is_pinned())
     )
 
 
 def move_in_blocks(
-    leaves: Sequence[Tensor], lane: Lane, *, block_bytes: int = BLOCK_BYTES, buffers: int = BUFFERS
+    leaves: Sequence[Tensor], stream: CopyStream, *, block_bytes: int = BLOCK_BYTES, buffers: int = BUFFERS
 ) -> list[Tensor]:
     """Copy contiguous tensors of the CPU to a device, in blocks that may begin and end within a tensor.
 
     Args:
         leaves: the tensors.
-        lane: the device.
+        stream: makes the copies.
         block_bytes: the bytes of a block.
         buffers: the number of pinned buffers.
     """
-    with Staging(lane, sum(padded(leaf.nbytes) for leaf in leaves), block_bytes, buffers) as staging:
+    with Staging(stream, sum(padded(leaf.nbytes) for leaf in leaves), block_bytes, buffers) as staging:
         made = [staging.target(leaf.shape, leaf.dtype) for leaf in leaves]
         sources, targets = map(_bytes_of, leaves), map(_bytes_of, made)
         for pairs in _blocks(list(zip(targets, sources, strict=True)), block_bytes):
@@ -298,35 +283,35 @@ def move_in_blocks(
 
 
 def fetch_in_blocks(
-    leaves: Sequence[Tensor], lane: Lane, *, block_bytes: int = BLOCK_BYTES, buffers: int = BUFFERS
+    leaves: Sequence[Tensor], stream: CopyStream, *, block_bytes: int = BLOCK_BYTES, buffers: int = BUFFERS
 ) -> list[Tensor]:
     """Copy contiguous tensors of a device into fresh memory of the CPU, in blocks, and wait for them.
 
     Args:
         leaves: the tensors.
-        lane: the device.
+        stream: makes the copies.
         block_bytes: the bytes of a block.
         buffers: the number of pinned buffers.
     """
     made = [empty(leaf.shape, leaf.dtype) for leaf in leaves]
-    under_way: deque[tuple[Copied, list[tuple[Tensor, Tensor]]]] = deque()
+    pending: deque[tuple[CopyEvent, list[tuple[Tensor, Tensor]]]] = deque()
 
     def write_next() -> None:
-        copied, written = under_way.popleft()
-        copied.synchronize()
+        event, written = pending.popleft()
+        event.synchronize()
         for target, buffer in written:
             target.copy_(buffer)
 
-    with Staging(lane, sum(padded(leaf.nbytes) for leaf in leaves), block_bytes, buffers) as staging:
+    with Staging(stream, sum(padded(leaf.nbytes) for leaf in leaves), block_bytes, buffers) as staging:
         sources, targets = map(_bytes_of, leaves), map(_bytes_of, made)
         for pairs in _blocks(list(zip(targets, sources, strict=True)), block_bytes):
-            if len(under_way) == buffers:
+            if len(pending) == buffers:
                 write_next()
             block = staging.block([(source.shape, torch.uint8) for _, source in pairs])
             matched = list(zip(block.parts, pairs, strict=True))
-            copied = staging.send(block, [(buffer, source) for buffer, (_, source) in matched])
-            under_way.append((copied, [(target, buffer) for buffer, (target, _) in matched]))
-        while under_way:
+            event = staging.send(block, [(buffer, source) for buffer, (_, source) in matched])
+            pending.append((event, [(target, buffer) for buffer, (target, _) in matched]))
+        while pending:
             write_next()
     return made
 
@@ -343,29 +328,14 @@ def fetch_together(leaves: Sequence[Tensor], to_cpu: Callable[[Tensor], Tensor])
         groups.setdefault(leaf.dtype, []).append(at)
     made: dict[int, Tensor] = {}
     for dtype, group in groups.items():
-        carrier = dtype if dtype in _NUMPY else _CARRIERS[dtype.itemsize]
-        for part in _parts_of(group, [leaves[at].nbytes for at in group]):
-            flat = [leaves[at].reshape(-1) for at in part]
-            joined = torch.cat(flat if carrier is dtype else [one.view(carrier) for one in flat])
-            there, stop = to_cpu(joined).numpy(), 0
+        for part in in_blocks(((at, leaves[at].nbytes) for at in group), BLOCK_BYTES):
+            joined = to_cpu(torch.cat([as_bits(leaves[at].reshape(-1)) for at in part])).numpy()
+            stop = 0
             for at in part:
                 start, stop = stop, stop + leaves[at].numel()
-                copy = torch.from_numpy(there[start:stop].reshape(leaves[at].shape).copy())
-                made[at] = copy if carrier is dtype else copy.view(dtype)
+                own = joined[start:stop].reshape(leaves[at].shape).copy()
+                made[at] = torch.from_numpy(own).view(dtype)
     return [made[at] for at in range(len(leaves))]
-
-
-def _parts_of(group: list[int], sizes: list[int]) -> Iterator[list[int]]:
-    part: list[int] = []
-    filled = 0
-    for at, size in zip(group, sizes, strict=True):
-        if part and filled + size > BLOCK_BYTES:
-            yield part
-            part, filled = [], 0
-        part.append(at)
-        filled += size
-    if part:
-        yield part
 
 
 def _pinned_copy(flat: Tensor) -> Tensor:
@@ -396,15 +366,9 @@ def _bytes_of(leaf: Tensor) -> Tensor:
 
 def _blocks(pairs: Iterable[tuple[Tensor, Tensor]], block_bytes: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """Yield lists of parts of pairs of flat tensors, each of up to `block_bytes` with padding."""
-    block: list[tuple[Tensor, Tensor]] = []
-    filled = 0
-    for target, source in pairs:
-        cuts = [*range(0, source.nbytes, block_bytes), source.nbytes]
-        for start, stop in pairwise(cuts):
-            if block and filled + padded(stop - start) > block_bytes:
-                yield block
-                block, filled = [], 0
-            block.append((target[start:stop], source[start:stop]))
-            filled += padded(stop - start)
-    if block:
-        yield block
+    parts = (
+        ((target[start:stop], source[start:stop]), padded(stop - start))
+        for target, source in pairs
+        for start, stop in pairwise([*range(0, source.nbytes, block_bytes), source.nbytes])
+    )
+    return in_blocks(parts, block_bytes)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tdstore.container.core.staging import STAGED_TOTAL, Block, Lane, Staging, cuda_lane
+from tdstore.container.core.staging import STAGED_TOTAL, Block, CopyStream, Staging, cuda_copy_stream
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.varlen.rounds import Rounds
 from tdstore.index.selection import Selection
-from tdstore.io.blocks import index_shape, padded, pieces, row_ranges
+from tdstore.io.blocks import in_blocks, index_shape, padded, pieces, row_ranges
 from tdstore.store import Cap
 from tdstore.types import Path, Read, StoreIndex
 
@@ -23,7 +23,7 @@ Wanted = Sequence[tuple[Path, Selection]]
 
 BLOCK_BYTES = 16 << 20
 THREADS = 8
-"""Blocks that are read at a time, if the store allows it: with the one that is copied, they take 144 MiB of pinned
+"""Blocks that are read at a time, if the store allows it: with the one that is event, they take 144 MiB of pinned
 memory at most, or that many of the chunks that are larger."""
 
 
@@ -39,11 +39,11 @@ def to_cuda(
         read: returns the read of leaves in one round.
     """
     plan = DeviceReads(handle, wanted, BLOCK_BYTES)
-    lane = cuda_lane(device, non_blocking=False) if plan.pays else None
-    if lane is None:
+    stream = cuda_copy_stream(device, non_blocking=False) if plan.pays else None
+    if stream is None:
         return (yield from read(wanted))
     concurrent = Cap.CONCURRENT_READ in handle.store.caps
-    made = plan.read(lane, min(THREADS, torch.get_num_threads()) if concurrent else 1)
+    made = plan.read(stream, min(THREADS, torch.get_num_threads()) if concurrent else 1)
     rest = [at for at in range(len(wanted)) if at not in made]
     if rest:
         made |= zip(rest, (yield from read([wanted[at] for at in rest])), strict=True)
@@ -89,34 +89,34 @@ class DeviceReads:
         """Whether the leaves are large enough for blocks."""
         return self.nbytes >= STAGED_TOTAL and Cap.DIRECT_DEVICE not in self._handle.store.caps
 
-    def read(self, lane: Lane, threads: int = 1) -> dict[int, Tensor]:
+    def read(self, stream: CopyStream, threads: int = 1) -> dict[int, Tensor]:
         """Read the staged leaves, and return tensors of the device by number.
 
         Args:
-            lane: the device.
+            stream: makes the copies.
             threads: the number of blocks to read at a time, each in a thread. A further buffer is copied meanwhile.
         """
         blocks = list(self._blocks())
         threads = max(1, min(threads, len(blocks)))
         made: dict[int, Tensor] = {}
-        under_way: deque[tuple[Pieces, Block, Future[list[Tensor]]]] = deque()
+        pending: deque[tuple[Pieces, Block, Future[list[Tensor]]]] = deque()
         with ExitStack() as stack:
-            staging = stack.enter_context(Staging(lane, self._room(), self._block_bytes, threads + 1))
+            staging = stack.enter_context(Staging(stream, self._padded_bytes(), self._block_bytes, threads + 1))
             pool = stack.enter_context(ThreadPoolExecutor(threads, "tdstore-device")) if threads > 1 else None
 
             def send_next() -> None:
-                pieces, block, found = under_way.popleft()
+                pieces, block, found = pending.popleft()
                 self._send(staging, made, pieces, block, found.result())
 
             for pieces in blocks:
-                if len(under_way) == threads:
+                if len(pending) == threads:
                     send_next()
                 block = staging.block([(piece.shape, self._dtype(piece.number)) for piece in pieces])
                 if pool is None:
                     self._send(staging, made, pieces, block, self._filled(pieces, block))
                 else:
-                    under_way.append((pieces, block, pool.submit(self._filled, pieces, block)))
-            while under_way:
+                    pending.append((pieces, block, pool.submit(self._filled, pieces, block)))
+            while pending:
                 send_next()
         return made
 
@@ -137,7 +137,7 @@ class DeviceReads:
             pairs.append((target[piece.part] if piece.part else target, out))
         staging.send(block, pairs)
 
-    def _room(self) -> int:
+    def _padded_bytes(self) -> int:
         return sum(padded(self._bytes(at)) for at in self.staged)
 
     def _is_exact(self, at: int, sel: Selection) -> bool:
@@ -169,16 +169,10 @@ class DeviceReads:
                 rows = slice(start, stop, 1)
                 yield _Piece(at, sel[rows].read_plan().index, (rows,), (stop - start, *shape[1:]))
 
-    def _blocks(self) -> Iterator[list[_Piece]]:
-        block: list[_Piece] = []
-        filled = 0
-        for at in self.staged:
-            for piece in self._pieces(at):
-                nbytes = padded(torch.Size(piece.shape).numel() * self._dtype(at).itemsize)
-                if block and filled + nbytes > self._block_bytes:
-                    yield block
-                    block, filled = [], 0
-                block.append(piece)
-                filled += nbytes
-        if block:
-            yield block
+    def _blocks(self) -> Iterator[Pieces]:
+        sized = (
+            (piece, padded(torch.Size(piece.shape).numel() * self._dtype(at).itemsize))
+            for at in self.staged
+            for piece in self._pieces(at)
+        )
+        return in_blocks(sized, self._block_bytes)

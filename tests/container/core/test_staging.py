@@ -16,15 +16,14 @@ from tdstore.container.core.staging import (
     Staging,
     fetch_in_blocks,
     fetch_together,
-    is_small,
-    is_staged,
+    is_plain,
     move,
     move_in_blocks,
     pieces_on_cpu,
 )
 from tdstore.tensordicts.persistent import device_reads
 from tdstore.tensordicts.persistent.device_reads import DeviceReads
-from tests.container.core.lanes import LateLane
+from tests.container.core.copy_streams import LateCopyStream
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
 BLOCK = 4096
@@ -77,32 +76,32 @@ def same(one: Any, other: Any) -> None:
 # -- the order of events -------------------------------------------------------------------
 @pytest.mark.parametrize("buffers", [1, 2, 3])
 def test_a_buffer_is_filled_again_after_its_copy(buffers: int) -> None:
-    lane = LateLane()
+    stream = LateCopyStream()
     sources = leaves()
-    moved = move_in_blocks(sources, lane, block_bytes=BLOCK, buffers=buffers)
+    moved = move_in_blocks(sources, stream, block_bytes=BLOCK, buffers=buffers)
     for source, copy in zip(sources, moved, strict=True):
         assert copy.dtype == source.dtype
         assert torch.equal(copy, source)
-    blocks = len(lane.copies)
+    blocks = len(stream.copies)
     assert blocks > buffers + 2
-    assert lane.waits == list(range(1, blocks - buffers + 1)), "each buffer waits for its own last copy"
-    assert lane.allocated == [BLOCK] * buffers, "the memory is bounded"
-    assert max(lane.sent) <= BLOCK
-    assert lane.joined == 1
+    assert stream.waits == list(range(1, blocks - buffers + 1)), "each buffer waits for its own last copy"
+    assert stream.allocated == [BLOCK] * buffers, "the memory is bounded"
+    assert max(stream.sent) <= BLOCK
+    assert stream.joined == 1
 
 
 @pytest.mark.parametrize("buffers", [1, 2, 3])
 def test_a_buffer_is_filled_again_after_it_was_written(buffers: int) -> None:
-    lane = LateLane()
+    stream = LateCopyStream()
     sources = leaves()
-    fetched = fetch_in_blocks(sources, lane, block_bytes=BLOCK, buffers=buffers)
+    fetched = fetch_in_blocks(sources, stream, block_bytes=BLOCK, buffers=buffers)
     for source, copy in zip(sources, fetched, strict=True):
         assert copy.dtype == source.dtype
         assert torch.equal(copy, source)
-    assert len(lane.copies) > buffers + 2
-    assert lane.allocated == [BLOCK] * buffers
-    assert lane.joined == 1
-    assert lane.ahead == buffers, "the next blocks are copied while one is written"
+    assert len(stream.copies) > buffers + 2
+    assert stream.allocated == [BLOCK] * buffers
+    assert stream.joined == 1
+    assert stream.ahead == buffers, "the next blocks are copied while one is written"
 
 
 def test_small_leaves_are_fetched_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,11 +130,6 @@ def test_small_leaves_are_fetched_together(monkeypatch: pytest.MonkeyPatch) -> N
             assert (copy.dtype, copy.shape) == (source.dtype, source.shape)
             assert torch.equal(copy.contiguous().view(-1).view(torch.uint8), source.view(-1).view(torch.uint8))
             assert copy.untyped_storage().nbytes() == source.nbytes, "memory of its own"
-    assert is_small(sources[0])
-    assert not is_small(torch.zeros(1 << 20))
-    assert not is_small(torch.zeros(3, dtype=torch.complex128))
-    assert not is_small(torch.zeros(3, 2).t())
-    assert not is_small(torch.nn.Parameter(torch.zeros(3)))
 
 
 def test_pieces_of_the_cpu_are_not_copied() -> None:
@@ -146,32 +140,32 @@ def test_pieces_of_the_cpu_are_not_copied() -> None:
     assert second.data_ptr() == trained.data_ptr()
 
 
-def test_the_lane_shows_a_buffer_that_is_reused_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_copy_stream_shows_a_buffer_that_is_reused_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above could not fail otherwise."""
-    lane = LateLane()
+    stream = LateCopyStream()
 
     class Careless(Staging):
         def send(self, block: Any, pairs: Any) -> Any:
-            copied = super().send(block, pairs)
-            self._copied = [None] * len(self._copied)
-            return copied
+            event = super().send(block, pairs)
+            self._events = [None] * len(self._events)
+            return event
 
     monkeypatch.setattr(staging, "Staging", Careless)
     source = torch.arange(10 * BLOCK) % 251
-    (moved,) = move_in_blocks([source.to(torch.uint8)], lane, block_bytes=BLOCK)
+    (moved,) = move_in_blocks([source.to(torch.uint8)], stream, block_bytes=BLOCK)
     assert not torch.equal(moved, source.to(torch.uint8))
 
 
 def test_memory_is_no_more_than_there_is_to_copy() -> None:
-    lane = LateLane()
-    move_in_blocks([torch.zeros(100, dtype=torch.uint8)], lane, block_bytes=BLOCK)
-    assert lane.allocated == [128]
+    stream = LateCopyStream()
+    move_in_blocks([torch.zeros(100, dtype=torch.uint8)], stream, block_bytes=BLOCK)
+    assert stream.allocated == [128]
 
 
 def test_a_block_that_is_larger_than_the_buffers() -> None:
-    lane = LateLane()
+    stream = LateCopyStream()
     made = []
-    with Staging(lane, block_bytes=64) as copy:
+    with Staging(stream, block_bytes=64) as copy:
         for n in (4, 100, 7):
             target = copy.target((n,), torch.int64)
             block = copy.block([((n,), torch.int64)])
@@ -179,31 +173,74 @@ def test_a_block_that_is_larger_than_the_buffers() -> None:
             copy.send(block, [(target, block.parts[0])])
             made.append((n, target))
     assert all(torch.equal(target, torch.arange(n)) for n, target in made)
-    assert lane.allocated == [64, 832]
+    assert stream.allocated == [64, 832]
 
 
 def test_copies_are_joined_after_an_error() -> None:
-    lane = LateLane()
-    with pytest.raises(ZeroDivisionError), Staging(lane, block_bytes=64) as copy:
+    stream = LateCopyStream()
+    with pytest.raises(ZeroDivisionError), Staging(stream, block_bytes=64) as copy:
         target = copy.target((2,), torch.int64)
         block = copy.block([((2,), torch.int64)])
         block.parts[0].fill_(3)
         copy.send(block, [(target, block.parts[0])])
         raise ZeroDivisionError
-    assert lane.joined == 1
+    assert stream.joined == 1
     assert target.tolist() == [3, 3]
 
 
-def test_what_is_staged() -> None:
+def test_what_is_one_piece_of_memory() -> None:
     large = torch.zeros(1 << 20, dtype=torch.uint8)
-    assert is_staged(large)
-    assert is_staged(torch.nn.Parameter(large.float()).detach())
-    assert not is_staged(large[1:])
-    assert not is_staged(torch.nn.Parameter(large.float())), "its copy has a gradient"
-    assert not is_staged(torch.zeros(2048, 1024, dtype=torch.uint8).t())
-    assert not is_staged(torch.zeros(1 << 20, dtype=torch.complex64).conj())
-    assert not is_staged(torch.zeros(1 << 20, device="meta"))
-    assert not is_staged(torch.zeros(1 << 20).to_sparse())
+    assert is_plain(large)
+    assert is_plain(large[1:])
+    assert is_plain(torch.nn.Parameter(large.float()).detach())
+    assert not is_plain(torch.nn.Parameter(large.float())), "its copy has a gradient"
+    assert not is_plain(torch.zeros(2048, 1024, dtype=torch.uint8).t())
+    assert not is_plain(torch.zeros(1 << 20, dtype=torch.complex64).conj())
+    assert not is_plain(torch.zeros(1 << 20).to_sparse())
+
+
+def leaves_of_all_kinds() -> list[torch.Tensor]:
+    """Small ones at 0 to 4, large ones at 5 and 6, and three that torch has to copy by itself."""
+    return [
+        *(torch.full((3, at), float(at)) for at in range(1, 6)),
+        torch.randn(1 << 20),
+        torch.randn(1 << 20).double(),
+        torch.zeros(3, dtype=torch.complex128),
+        torch.zeros(3, 2).t(),
+        torch.nn.Parameter(torch.zeros(3)),
+    ]
+
+
+def test_what_goes_to_a_device_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "cuda_copy_stream", lambda *_, **__: LateCopyStream())
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: False)
+    leaves = leaves_of_all_kinds()
+    sent = staging._sent(leaves, torch.device("cuda", 0), False)
+    assert sorted(sent) == [5, 6]
+    assert all(torch.equal(copy, leaves[at]) for at, copy in sent.items())
+    assert not staging._sent(leaves[:6], torch.device("cuda", 0), False), "4 MiB together do not pay"
+
+
+def test_what_is_fetched_in_blocks_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "cuda_copy_stream", lambda *_, **__: LateCopyStream())
+    monkeypatch.setattr(staging, "_pinned_copy", lambda flat: flat.clone())
+    leaves, cpu = leaves_of_all_kinds(), torch.device("cpu")
+    fetched = staging._fetched(leaves, cpu)
+    assert sorted(fetched) == [0, 1, 2, 3, 4, 5, 6]
+    assert all(torch.equal(copy, leaves[at]) and copy is not leaves[at] for at, copy in fetched.items())
+    assert sorted(staging._fetched([*leaves[:3], leaves[5]], cpu)) == [3], "few small ones are copied one by one"
+    assert not staging._fetched(leaves[:3], cpu)
+
+
+def test_what_is_there_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waiting(*_: Any) -> Any:
+        raise AssertionError("a move that moves nothing waits for the device")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", waiting)
+    leaves = [torch.zeros(3), torch.zeros(4)]
+    here = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.Tensor, "device", here, raising=False)
+    assert all(a is b for a, b in zip(move(leaves, here), leaves, strict=True))
 
 
 def test_other_devices_are_left_to_torch() -> None:
@@ -234,8 +271,8 @@ def test_stored_leaves_in_blocks(storage: str, name: str, index: Any, threads: i
     assert isinstance(stored, PersistentTensorDict)
     window = index(stored)
     wanted = window._leaves()
-    plan, lane = DeviceReads(window._handle, wanted, BLOCK), LateLane()
-    made = plan.read(lane, threads)
+    plan, stream = DeviceReads(window._handle, wanted, BLOCK), LateCopyStream()
+    made = plan.read(stream, threads)
     assert sorted(made) == plan.staged
     assert plan.staged
     for at, tensor in made.items():
@@ -243,16 +280,16 @@ def test_stored_leaves_in_blocks(storage: str, name: str, index: Any, threads: i
         assert torch.equal(tensor, index(td)[path]), path
     if name == "all":
         assert len(made) == len(wanted)
-        assert len(lane.copies) > 3, "several blocks"
-    assert lane.joined == 1
-    largest = max(lane.sent, default=0)
-    assert sum(lane.allocated) <= (threads + 1) * max(BLOCK, largest + 64 * len(wanted))
+        assert len(stream.copies) > 3, "several blocks"
+    assert stream.joined == 1
+    largest = max(stream.sent, default=0)
+    assert sum(stream.allocated) <= (threads + 1) * max(BLOCK, largest + 64 * len(wanted))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_read_that_fails_joins_the_copies(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = rows().exclude("text").save(tmp_path / "x.h5")
-    plan, lane = DeviceReads(stored._handle, stored._leaves(), BLOCK), LateLane()
+    plan, stream = DeviceReads(stored._handle, stored._leaves(), BLOCK), LateCopyStream()
     read, calls = stored._handle.store.read, []
 
     def failing(reads: Any) -> Any:
@@ -263,8 +300,8 @@ def test_a_read_that_fails_joins_the_copies(threads: int, tmp_path: Path, monkey
 
     monkeypatch.setattr(stored._handle.store, "read", failing)
     with pytest.raises(OSError, match="gone"):
-        plan.read(lane, threads)
-    assert lane.joined == 1
+        plan.read(stream, threads)
+    assert stream.joined == 1
 
 
 def test_blocks_are_read_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +316,7 @@ def test_blocks_are_read_at_the_same_time(tmp_path: Path, monkeypatch: pytest.Mo
         return read(reads)
 
     monkeypatch.setattr(stored._handle.store, "read", meeting)
-    assert len(plan.read(LateLane(), 3)) == 4
+    assert len(plan.read(LateCopyStream(), 3)) == 4
 
 
 READS: dict[str, Callable[[Any], Any]] = {
@@ -298,19 +335,19 @@ READS: dict[str, Callable[[Any], Any]] = {
 def test_each_read_for_a_gpu_goes_through_blocks(
     name: str, keys: list[str], storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lanes: list[LateLane] = []
+    copy_streams: list[LateCopyStream] = []
 
-    def lane(device: torch.device, *, non_blocking: bool) -> LateLane:
-        lanes.append(LateLane())
-        return lanes[-1]
+    def stream(device: torch.device, *, non_blocking: bool) -> LateCopyStream:
+        copy_streams.append(LateCopyStream())
+        return copy_streams[-1]
 
-    monkeypatch.setattr(device_reads, "cuda_lane", lane)
+    monkeypatch.setattr(device_reads, "cuda_copy_stream", stream)
     monkeypatch.setattr(device_reads, "STAGED_TOTAL", 1)
     monkeypatch.setattr(device_reads, "BLOCK_BYTES", BLOCK)
     td = rows().select(*keys)
     found = READS[name](save(td, tmp_path, storage).to(torch.device("cuda", 0)))
-    assert len(lanes) == 1
-    assert len(lanes[0].copies) > (0 if storage == "zarr" else 1), "blocks; of zarr there is one chunk"
+    assert len(copy_streams) == 1
+    assert len(copy_streams[0].copies) > (0 if storage == "zarr" else 1), "blocks; of zarr there is one chunk"
     expected = READS[name](td)
     if name == "key":
         assert torch.equal(found, expected)

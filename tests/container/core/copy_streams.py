@@ -1,4 +1,4 @@
-"""A lane without a device: copies are made when somebody waits for them, and not before."""
+"""A stream without a device: copies are made when somebody waits for them, and not before."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tdstore.container.core.staging import Copied
+from tdstore.container.core.staging import CopyEvent
 
 
-class Ended:
-    """A point behind the copies that a lane was given until now."""
+class LateEvent:
+    """A point behind the copies that a stream was given until now."""
 
-    def __init__(self, lane: LateLane) -> None:
-        self._lane, self._number = lane, len(lane.copies)
+    def __init__(self, stream: LateCopyStream) -> None:
+        self._stream, self._number = stream, len(stream.copies)
 
     def synchronize(self) -> None:
-        self._lane.waits.append(self._number)
-        self._lane.run(self._number)
+        self._stream.waits.append(self._number)
+        self._stream.run(self._number)
 
 
 @dataclass
-class LateLane:
-    """Targets in the memory of the CPU. A buffer that is overwritten too early shows in what is copied."""
+class LateCopyStream:
+    """Targets in the memory of the CPU. A buffer that is overwritten too early shows in what is event."""
 
     copies: list[list[tuple[Tensor, Tensor]]] = field(default_factory=list)
     waits: list[int] = field(default_factory=list)
@@ -41,10 +41,10 @@ class LateLane:
     def target(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.zeros(tuple(shape), dtype=dtype)
 
-    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Copied:
+    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> CopyEvent:
         self.copies.append(list(pairs))
         self.ahead = max(self.ahead, len(self.copies) - self.done)
-        return Ended(self)
+        return LateEvent(self)
 
     def join(self, targets: Sequence[Tensor]) -> None:
         self.joined += 1
