@@ -82,22 +82,25 @@ class EntryTree(IndexedTree):
 
     def _plain_leaf(self, key: NestedKey) -> Tensor | None:
         """Return the tensor at a key, if it and all on the way to it are plain and can be written."""
-        node: Any = self
-        if type(key) is tuple and key:
-            for part in key[:-1]:
-                node = node._data.get(part) if type(part) is str else None
-                if type(node) is not self._resident_class:
-                    return None
-            key = key[-1]
-        if type(key) is not str or node._state & READONLY:
-            return None
-        mine = node._data.get(key)
-        if type(mine) is not Tensor or mine.requires_grad or mine.is_nested:
+        node, mine = self._found(key)
+        if mine is None or node._state & READONLY or mine.requires_grad or mine.is_nested:
             return None
         try:
             return mine if mine.is_contiguous() else None
         except RuntimeError:  # what torch.vmap hands out does not tell
             return None
+
+    def _found(self, key: NestedKey) -> tuple[Any, Tensor | None]:
+        """Return the TensorDict that holds a key, and the tensor there; None unless all on the way is plain."""
+        node: Any = self
+        if type(key) is tuple and key:
+            for part in key[:-1]:
+                node = node._data.get(part) if type(part) is str else None
+                if type(node) is not self._resident_class:
+                    return None, None
+            key = key[-1]
+        leaf = node._data.get(key) if type(key) is str else None
+        return node, leaf if type(leaf) is Tensor else None
 
     def fill_(self, key: NestedKey, value: Any) -> Self:
         mine = self._plain_leaf(key)
@@ -109,15 +112,8 @@ class EntryTree(IndexedTree):
         return self
 
     def _row_at(self, key: NestedKey, index: Any) -> Tensor | None:
-        node: Any = self
-        if type(key) is tuple and key:
-            for part in key[:-1]:
-                node = node._data.get(part) if type(part) is str else None
-                if type(node) is not self._resident_class:
-                    return None
-            key = key[-1]
-        leaf = node._data.get(key) if type(key) is str and type(index) is int else None
-        if type(leaf) is not Tensor or leaf.is_nested:
+        leaf = self._found(key)[1] if type(index) is int else None
+        if leaf is None or leaf.is_nested:
             return None
         try:
             return leaf[index]

@@ -85,10 +85,8 @@ class IndexedTree(BindingMixin):
                     return self._take(index, torch.Size((index.shape[0], *batch[1:])), self._names, len(batch))
                 except IndexError:
                     rows = self._rows_of(index)  # negative rows, or the error to tell
-            elif kind is Tensor and not index.is_cpu and (rows := self._rows_on_device(index)) is not None:
-                pass
             else:
-                rows = self._rows_of(index)
+                rows = self._rows_here(index)
         if rows is None:
             return self._at_terms(as_terms(index))
         return self._take(rows, torch.Size((rows.shape[0], *batch[1:])), self._names, len(batch))
@@ -97,6 +95,11 @@ class IndexedTree(BindingMixin):
         for first in self._data.values():
             return is_batched(first) and first.is_cpu
         return False
+
+    def _rows_here(self, index: Any) -> Tensor | None:
+        """Return rows of the first dimension: where the leaves are if the index is there too, otherwise checked."""
+        rows = self._rows_on_device(index) if type(index) is Tensor and not index.is_cpu else None
+        return self._rows_of(index) if rows is None else rows
 
     def _rows_on_device(self, index: Tensor) -> Tensor | None:
         """Return rows of the first dimension for rows or a mask on the device that the leaves are on.
@@ -164,7 +167,7 @@ class IndexedTree(BindingMixin):
         return td
 
     def _take(
-        self, rows: Tensor, new: torch.Size, names: Names, n: int, elsewhere: dict[torch.device, Tensor] | None = None
+        self, rows: Tensor, new: torch.Size, names: Names, n: int, by_device: dict[torch.device, Tensor] | None = None
     ) -> Self:
         """Copy rows of the first dimension row by row, several times faster than elementwise indexing.
 
@@ -173,11 +176,11 @@ class IndexedTree(BindingMixin):
             new: the batch size of the result.
             names: the names of its dimensions.
             n: how many dimensions the batch has that is indexed.
-            elsewhere: the rows on other devices, each moved there for the first leaf that needs them.
+            by_device: the rows on other devices, each moved there for the first leaf that needs them.
         """
         data: dict[str, Any] = {}
-        if elsewhere is None:
-            elsewhere = {}
+        if by_device is None:
+            by_device = {}
         array = rows.numpy() if rows.is_cpu else None
         batch = self._batch_size
         page = _PAGE * batch[0]
@@ -198,15 +201,15 @@ class IndexedTree(BindingMixin):
                 ):
                     data[key] = torch.from_numpy(value.numpy().take(array, 0))
                 else:
-                    data[key] = _take_rows(value, rows, elsewhere)
+                    data[key] = _take_rows(value, rows, by_device)
             elif isinstance(value, IndexedTree):
                 below = value._batch_size
                 wide = new if len(below) == n else torch.Size((*new, *self._fitting(value)._batch_size[n:]))
-                data[key] = value._take(rows, wide, value._names, len(value._batch_size), elsewhere)
+                data[key] = value._take(rows, wide, value._names, len(value._batch_size), by_device)
             elif isinstance(value, NonTensorData) and value.batch_size == batch:
                 data[key] = value.for_batch(new)
             elif isinstance(value, NonTensor):
-                data[key] = value.rows(rows if array is not None else rows_on(_CPU, rows, batch[0], elsewhere))
+                data[key] = value.rows(rows if array is not None else rows_on(_CPU, rows, batch[0], by_device))
             else:
                 data[key] = value[rows]
         return self._new(data, new, self._device, names)
@@ -280,9 +283,9 @@ class IndexedTree(BindingMixin):
             rows = None if traced() else index.nonzero().squeeze(1) if one_mask else self._rows_of(index)
             if rows is None:
                 return False
-            elsewhere: dict[torch.device, Tensor] = {}
+            by_device: dict[torch.device, Tensor] = {}
             for leaf in leaves:
-                here = rows if leaf.device == rows.device else rows_on(leaf.device, rows, batch[0], elsewhere)
+                here = rows if leaf.device == rows.device else rows_on(leaf.device, rows, batch[0], by_device)
                 leaf.index_fill_(0, here, value)
             return True
         for leaf in leaves:
@@ -400,10 +403,7 @@ class IndexedTree(BindingMixin):
         elif kind is slice and (index.step is None or index.step > 0):
             new = torch.Size((len(range(*index.indices(batch[0]))), *batch[1:]))
         elif kind is Tensor or kind is list or kind is np.ndarray:
-            rows = None
-            if not traced():
-                rows = self._rows_on_device(index) if kind is Tensor and not index.is_cpu else None
-                rows = self._rows_of(index) if rows is None else rows
+            rows = None if traced() else self._rows_here(index)
             if rows is None:
                 return None
             index, new = rows, torch.Size((rows.shape[0], *batch[1:]))
@@ -428,9 +428,9 @@ class IndexedTree(BindingMixin):
             for mine, _ in pairs:
                 reserve(mine, (index,))
         if isinstance(index, Tensor):
-            elsewhere: dict[torch.device, tuple[Tensor, Tensor | None]] = {}
+            by_device: dict[torch.device, tuple[Tensor, Tensor | None]] = {}
             for mine, theirs in pairs:
-                put_rows(mine, index, theirs, elsewhere)
+                put_rows(mine, index, theirs, by_device)
         else:
             for mine, theirs in pairs:
                 mine[index] = theirs
@@ -579,11 +579,11 @@ def _range_rows(index: range, size: int) -> Tensor:
     return check_rows(rows, size)
 
 
-def _take_rows(leaf: Tensor, rows: Tensor, elsewhere: dict[torch.device, Tensor]) -> Tensor:
+def _take_rows(leaf: Tensor, rows: Tensor, by_device: dict[torch.device, Tensor]) -> Tensor:
     if leaf.is_nested:
         return rows_at(leaf, rows)
     if leaf.device != rows.device:
-        rows = rows_on(leaf.device, rows, len(leaf), elsewhere)
+        rows = rows_on(leaf.device, rows, len(leaf), by_device)
     if leaf.is_cuda:
         return at_rows(leaf, rows)  # which may be negative
     try:
