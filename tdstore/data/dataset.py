@@ -11,8 +11,8 @@ from tdstore import TensorDictBase
 from tdstore.errors import OutOfRangeError
 from tdstore.types import NestedKey
 
-from .source import Data, Room, Source, Transform
-from .transfer import pinned
+from .source import Allocator, Data, Source, Transform
+from .transfer import allocate_pinned
 
 
 class TensorDictDataset(Dataset[TensorDictBase]):
@@ -57,8 +57,8 @@ class TensorDictDataset(Dataset[TensorDictBase]):
         self.device = None if device is None else torch.device(device)
 
     @property
-    def _room(self) -> Room | None:
-        return pinned if self.device is not None and self.device.type == "cuda" else None
+    def _allocator(self) -> Allocator | None:
+        return allocate_pinned if self.device is not None and self.device.type == "cuda" else None
 
     def __len__(self) -> int:
         return self._source.size
@@ -68,7 +68,7 @@ class TensorDictDataset(Dataset[TensorDictBase]):
 
     def __getitems__(self, rows: Sequence[int]) -> TensorDictBase:
         """Read a batch of rows at once, as a `DataLoader` requests them."""
-        return self._finished(self._source.read(self._checked(rows), self._room))
+        return self._finished(self._source.read(self._checked(rows), self._allocator))
 
     @staticmethod
     def collate(batch: TensorDictBase) -> TensorDictBase:
@@ -89,4 +89,4 @@ class TensorDictDataset(Dataset[TensorDictBase]):
         made = rows if self.transform is None else self.transform(rows)
         if self.device is None:
             return made
-        return made.to(self.device, non_blocking=self._room is not None)
+        return made.to(self.device, non_blocking=self._allocator is not None)

@@ -16,7 +16,7 @@ from tdstore.types import NestedKey
 from .blocks import BlockReader
 from .orders import Order, Shuffle, order_of
 from .reading import Task
-from .source import Data, Room, Rows, Source, Transform
+from .source import Allocator, Data, Rows, Source, Transform
 from .stream import VERSION, State, Stream
 from .windows import Windows, episode_starts
 
@@ -46,18 +46,18 @@ class Batch(Task):
         places = np.arange(self.first, self.last, dtype=np.int64)
         return self.epochs.windows(self.epochs.order(self.epoch)(places))
 
-    def plan(self, room: Room | None = None) -> Callable[[], TensorDictBase]:
+    def plan(self, allocator: Allocator | None = None) -> Callable[[], TensorDictBase]:
         """Return a function that reads the batch by one read of the store; retain its blocks, where blocks are read.
 
         Args:
-            room: allocates the memory of a batch of tensors that is read row by row.
+            allocator: allocates the memory of a batch of tensors that is read row by row.
         """
         blocks, transform = self.epochs.blocks, self.epochs.transform
-        read = partial(self._read, room) if blocks is None else blocks.plan(self.rows())
+        read = partial(self._read, allocator) if blocks is None else blocks.plan(self.rows())
         return read if transform is None else lambda: transform(read())
 
-    def _read(self, room: Room | None) -> TensorDictBase:
-        return self.epochs.source.read(self.rows(), room)
+    def _read(self, allocator: Allocator | None) -> TensorDictBase:
+        return self.epochs.source.read(self.rows(), allocator)
 
     def describe(self) -> str:
         """Name the rows, the epoch and the place."""

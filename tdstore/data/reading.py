@@ -11,18 +11,18 @@ import torch
 from tdstore import TensorDictBase
 from tdstore.errors import StoreTimeoutError, TDStoreError
 
-from .source import Room
+from .source import Allocator
 from .transfer import Transfer
 
 
 class Task(Protocol):
     """A batch that is still to be read."""
 
-    def plan(self, room: Room | None = None) -> Callable[[], TensorDictBase]:
+    def plan(self, allocator: Allocator | None = None) -> Callable[[], TensorDictBase]:
         """Return the function that reads the batch; called in the order of the batches.
 
         Args:
-            room: allocates the memory that tensors are read into, if the batch can be read into given memory.
+            allocator: allocates the memory that tensors are read into, if the batch can be read into given memory.
         """
         ...
 
@@ -98,7 +98,7 @@ class ReadAhead(Generic[T, P]):
 
     def _submitted(self, pool: ThreadPoolExecutor, task: T) -> Future[Sent]:
         try:
-            return pool.submit(self._send, task.plan(self._transfer.room))
+            return pool.submit(self._send, task.plan(self._transfer.allocator))
         except Exception as error:  # raised when it is the turn of the batch
             failed: Future[Sent] = Future()
             failed.set_exception(error)
@@ -109,7 +109,7 @@ class ReadAhead(Generic[T, P]):
 
     def _finished(self, task: T, future: Future[Sent] | None) -> TensorDictBase:
         try:
-            sent = self._send(task.plan(self._transfer.room)) if future is None else future.result(self._timeout)
+            sent = self._send(task.plan(self._transfer.allocator)) if future is None else future.result(self._timeout)
         except FutureTimeoutError as error:
             if future is not None and not future.done():
                 raise StoreTimeoutError(

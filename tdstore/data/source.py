@@ -19,7 +19,7 @@ Data: TypeAlias = TensorDictBase | str | os.PathLike[str]
 Transform: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 Rows: TypeAlias = NDArray[np.int64]
 ALIGN = 64
-Room: TypeAlias = Callable[[int], torch.Tensor]
+Allocator: TypeAlias = Callable[[int], torch.Tensor]
 """Allocates memory of so many bytes, as a tensor of bytes."""
 
 
@@ -96,27 +96,32 @@ class Source:
         backend = registry().get(storage) if isinstance(storage, str) else registry().resolve(self.data)
         return backend is not None and Cap.CONCURRENT_READ in backend.caps
 
-    def read(self, rows: Rows, room: Room | None = None) -> TensorDictBase:
+    def read(self, rows: Rows, allocator: Allocator | None = None) -> TensorDictBase:
         """Read rows of all columns into fresh memory, by one read of the store.
 
         Args:
             rows: int64 row numbers of any shape, which becomes the batch size.
-            room: allocates the memory of all tensors of the batch together. It is not called where a column is no
+            allocator: allocates the memory of all tensors of the batch together. It is not called where a column is no
                 plain tensor, such as strings: how much memory that needs is known when it is read.
         """
         flat, container = rows.reshape(-1), self.container
-        if room is not None and rows.ndim == 1 and flat.size and (empty := self._no_rows(container)) is not None:
+        if (
+            allocator is not None
+            and rows.ndim == 1
+            and flat.size
+            and (empty := self._empty_rows(container)) is not None
+        ):
             index: Any = torch.from_numpy(np.ascontiguousarray(rows))
             if flat.size > 1 and bool((np.diff(flat) == 1).all()):
                 index = slice(int(flat[0]), int(flat[0]) + flat.size)
-            return container.read(index, keys=self.columns, out=with_room(empty, flat.size, room))
+            return container.read(index, keys=self.columns, out=uninitialized_rows(empty, flat.size, allocator))
         # A slice of tensors in memory would be a view, which a transform must not change in place.
         sliced = not isinstance(container, TensorDict) or container.is_memmap()
         if sliced and flat.size > 1 and rows.ndim == 1 and bool((np.diff(flat) == 1).all()):
             return container.read(slice(int(flat[0]), int(flat[0]) + flat.size), keys=self.columns)
         return container.read(torch.from_numpy(np.ascontiguousarray(rows)), keys=self.columns)
 
-    def _no_rows(self, container: TensorDictBase) -> TensorDictBase | None:
+    def _empty_rows(self, container: TensorDictBase) -> TensorDictBase | None:
         """Return no rows of all columns; None where one of them is no plain tensor, or of other containers."""
         if isinstance(container, TensorDict):
             return _plain(container[:0] if self.columns is None else container[:0].select(*self.columns))
@@ -139,13 +144,13 @@ class Source:
         return value
 
 
-def with_room(empty: TensorDictBase, rows: int, room: Room) -> TensorDictBase:
+def uninitialized_rows(empty: TensorDictBase, rows: int, allocator: Allocator) -> TensorDictBase:
     """Return a TensorDict of uninitialized rows, whose tensors share one allocation.
 
     Args:
         empty: no rows, of plain tensors.
         rows: the number of rows.
-        room: allocates the memory.
+        allocator: allocates the memory.
     """
     places: list[tuple[int, int]] = []
     used = 0
@@ -153,7 +158,7 @@ def with_room(empty: TensorDictBase, rows: int, room: Room) -> TensorDictBase:
         nbytes = rows * torch.Size(leaf.shape[1:]).numel() * leaf.dtype.itemsize
         places.append((used, used + nbytes))
         used += -(-nbytes // ALIGN) * ALIGN
-    memory, rest = room(used), iter(places)
+    memory, rest = allocator(used), iter(places)
 
     def filled(value: Any) -> Any:
         if isinstance(value, TensorDict):

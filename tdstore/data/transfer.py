@@ -4,10 +4,10 @@ import torch
 
 from tdstore import TensorDictBase
 
-from .source import Room
+from .source import Allocator
 
 
-def pinned(nbytes: int) -> torch.Tensor:
+def allocate_pinned(nbytes: int) -> torch.Tensor:
     """Allocate page-locked memory. torch reuses it once it is freed and the copies from it have ended."""
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
@@ -33,7 +33,7 @@ class Transfer:
         self.device = device
         cuda = device is not None and device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if cuda else None
-        self.room: Room | None = pinned if cuda else None
+        self.allocator: Allocator | None = allocate_pinned if cuda else None
         """Allocates memory to read batches into, from which the device copies them."""
 
     def send(self, batch: TensorDictBase) -> tuple[TensorDictBase, torch.cuda.Event | None]:
