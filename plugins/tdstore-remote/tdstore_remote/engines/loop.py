@@ -25,7 +25,7 @@ _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 _answered: float | None = None
 """When the last request ended."""
-_aside: set[concurrent.futures.Future[Any]] = set()
+_background: set[concurrent.futures.Future[Any]] = set()
 """Requests for which nobody waits."""
 
 
@@ -33,7 +33,7 @@ def _after_fork() -> None:
     # The lock may be held, and the thread does not exist: replace both.
     global _lock, _loop
     _lock, _loop = threading.Lock(), None
-    _aside.clear()
+    _background.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -57,11 +57,11 @@ def submit(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
     return future
 
 
-def submit_aside(work: Coroutine[Any, Any, Any]) -> None:
+def submit_in_background(work: Coroutine[Any, Any, Any]) -> None:
     """Start a coroutine for which nobody waits, except the end of the process."""
     future = submit(work)
-    _aside.add(future)
-    future.add_done_callback(_aside.discard)
+    _background.add(future)
+    future.add_done_callback(_background.discard)
 
 
 def _note_answer(_: concurrent.futures.Future[Any]) -> None:
@@ -71,9 +71,9 @@ def _note_answer(_: concurrent.futures.Future[Any]) -> None:
 
 def _quieten() -> None:
     """Wait until native threads have released their objects. Hooks of stores, registered later, have run before."""
-    for future in list(_aside):
+    for future in list(_background):
         future.cancel()
-    concurrent.futures.wait(list(_aside), QUIET)
+    concurrent.futures.wait(list(_background), QUIET)
     if _answered is not None and (rest := _answered + QUIET - time.monotonic()) > 0:
         time.sleep(rest)
 

@@ -34,7 +34,7 @@ class Preconnect:
         """
         connections, self._left = self._left, 0
         for _ in range(connections):
-            loop.submit_aside(self._open(key))
+            loop.submit_in_background(self._open(key))
 
     async def _open(self, key: str) -> None:
         try:
