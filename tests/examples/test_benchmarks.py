@@ -1,4 +1,4 @@
-"""What the suite of benchmarks says of two runs, and that the one for a GPU runs without one, on tiny data.
+"""What the suite of benchmarks says of two runs, and that those for a GPU and of all methods run, on tiny data.
 
 The others are not run: figures depend on the machine.
 """
@@ -91,3 +91,16 @@ def test_the_calls_for_a_gpu_run_on_tiny_data(tmp_path: Path) -> None:
     ):
         assert row in table
     assert "| 30 leaves, `td[device rows] =` |" in table
+
+
+def test_the_calls_of_all_methods_run(tmp_path: Path) -> None:
+    """On one shape of each kind of container: what tensordict can do, tdstore does as well."""
+    shapes = ("7 leaves", "tensorclass", "lazy stack")
+    command = [sys.executable, FOLDER / "methods.py", "--once", "--json", tmp_path / "methods.json"]
+    command += [part for shape in shapes for part in ("--shape", shape)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "methods.json").read_text())["rows"]
+    made = {shape: {row["call"] for row in rows if row["shape"] == shape and not row["errors"]} for shape in shapes}
+    assert min(map(len, made.values())) > 300
+    assert len(set.union(*made.values())) > 350
