@@ -98,7 +98,8 @@ class TensorStore(ResidentStore[Tensor]):
         return leaf
 
     def view(self, path: Path) -> Tensor:
-        return self._leaf(path)
+        leaf = None if self._closed else self._leaves.get(path)
+        return self._leaf(path) if leaf is None else leaf
 
     def _read(self, wanted: Sequence[tuple[Tensor, Read]]) -> list[Tensor]:
         return [copy_rows(leaf, r.index, r.out) for leaf, r in wanted]

@@ -16,7 +16,7 @@ import torch
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
 from tdstore.errors import CorruptStoreError, OptionError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
-from tdstore.types import LeafSpec, Path, path_text
+from tdstore.types import Path, path_text
 from tdstore.values import decode_value, encode_value
 
 ALIGN = 64
@@ -32,12 +32,6 @@ class Entry(NamedTuple):
     fill: Any
     offset: int
     """In the arena. Space is never given out twice, so this names the leaf as well."""
-
-    @property
-    def spec(self) -> LeafSpec:
-        """Return the spec of the storage protocol."""
-        nbytes = prod(self.shape) * self.dtype.itemsize
-        return LeafSpec.of_checked(tuple(self.shape), self.dtype, self.fill, nbytes)
 
 
 @dataclass(frozen=True, slots=True)
