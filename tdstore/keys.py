@@ -27,6 +27,8 @@ MAX_NAME_BYTES = 200
 """Longest name as UTF-8; file systems end at 255, and the suffix of a leaf comes on top."""
 
 _UNSAFE = re.compile(r'[/<>:"|?*\\ %\x00-\x1f\x7f]')
+_PLAIN = re.compile(r"[0-9A-Za-z_-]{1,50}")
+"""Most keys: nothing to escape, and too short to be replaced by a hash."""
 _FOLDED = re.compile(r"[A-Z]|[^\x00-\x7f]")
 _ESCAPE = re.compile(r"%([0-9A-F]{2})")
 _OURS = re.compile(r"meta\.json|tdstore\.", re.IGNORECASE)
@@ -113,6 +115,8 @@ def encode_file_name(key: str, *, group: bool = False, portable: bool = True) ->
         >>> encode_file_name("a/b"), encode_file_name(""), encode_file_name("..")
         ('a%2Fb', '%', '%2E%2E')
     """
+    if _PLAIN.fullmatch(key) and not (portable and _WINDOWS.match(key)):
+        return key
     data = _utf8(key)
     if key in ("", ".", ".."):
         return "%2E" * len(key) or "%"
@@ -176,6 +180,8 @@ def _plain(name: str, start: int, stop: int) -> bytes:
 
 def fold(name: str) -> str:
     """Fold a name: two names with one fold may be one file on a file system that ignores case or Unicode form."""
+    if name.isascii():
+        return name.lower()
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 

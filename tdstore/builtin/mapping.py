@@ -40,7 +40,7 @@ def map_fd(fd: int, shape: Sequence[int], dtype: torch.dtype, *, shared: bool, p
             if "Cannot allocate memory" in str(error):
                 raise no_room(nbytes) from error
             raise
-    return flat if len(shape) == 1 else flat.view(*shape) if shape else flat.view(())
+    return flat if len(shape) == 1 else flat.resize_(shape)  # in place: without a second tensor
 
 
 def map_memory(fd: int, nbytes: int, *, shared: bool) -> Buffer:

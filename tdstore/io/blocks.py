@@ -42,6 +42,8 @@ def leaf_batches(
         chunks: chunk shapes to which the pieces of a leaf are aligned, the most important first.
         dims: the number of leading dimensions that may be cut.
     """
+    if specs and sum([spec.nbytes for spec in specs.values()]) + ALIGN * len(specs) <= block_bytes:
+        return iter([[(path, ()) for path in specs]])
 
     def cut() -> Iterator[tuple[tuple[Path, StoreIndex], int]]:
         for path, spec in specs.items():

@@ -386,6 +386,9 @@ def _last_writes(found: Sequence[tuple[L, Write]]) -> list[tuple[L, Write]]:
     distinct: Tensor | None = None
     checked = []
     for leaf, w in found:
+        if not w.index:
+            checked.append((leaf, w))
+            continue
         rows = w.index[0] if len(w.index) == 1 else None
         if distinct is None or rows is not distinct:
             last = last_write(w)

@@ -28,6 +28,8 @@ FINE = 64 << 10
 MOST_BLOCKS = 1 << 18
 """Blocks are longer for leaves that would have more of them."""
 TIP = 4096
+SHORT = 3 * TIP
+"""Most bytes of a leaf of which the tips are all of it."""
 
 Memory = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
@@ -224,12 +226,26 @@ def sums_of_block(data: bytes | Memory, block: int = BLOCK) -> Sums:
         True
     """
     whole = tips = crc32c(data)
-    if len(data) > 3 * TIP:
+    if len(data) > SHORT:
         (_, first), *others = tip_ranges(len(data))
         tips = crc32c(data[:first])
         for start, stop in others:
             tips = google_crc32c.extend(tips, data[start:stop])
     return Sums(whole.to_bytes(4, "little"), tips, block)
+
+
+def sums_of_short(data: bytes | np.ndarray[Any, Any]) -> Sums:
+    """Compute the checksums of a leaf of at most `SHORT` bytes.
+
+    Args:
+        data: all its bytes, as a contiguous array of any shape and dtype.
+
+    Example:
+        >>> sums_of_short(np.ones((3, 2))) == sums_of_block(np.ones((3, 2)).tobytes())
+        True
+    """
+    crc = google_crc32c.value(data)
+    return Sums(crc.to_bytes(4, "little"), crc)
 
 
 @lru_cache(256)

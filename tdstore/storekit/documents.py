@@ -152,7 +152,7 @@ def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str, l
     """
     records = list(leaves)
     manifest = Manifest(uuid.uuid4().hex, header_to_builtins(header), records)
-    raw = _MANIFEST.encode(manifest, [*(record.path for record in records), *header.groups], url=url)
+    raw = _MANIFEST.encode(manifest, [*[record.path for record in records], *header.groups], url=url)
     return LOGGED + raw[len(LOGGED) :] + b"\n" if logged else raw
 
 

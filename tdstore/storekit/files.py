@@ -229,18 +229,18 @@ def read_small(name: str, parent: int, limit: int) -> bytes:
 
 # -- writing ---------------------------------------------------------------------------------
 def write_at(fd: int, data: memoryview, offset: int) -> None:
-    """Write all of a byte view at an offset, as `os.pwrite` does for a part of it."""
-    while data:
-        n = os.pwrite(fd, data, offset)
-        data = data[n:]
-        offset += n
+    """Write all of a contiguous view, of any shape and format, at an offset, as `os.pwrite` does for a part of it."""
+    done, flat = 0, data
+    while done < data.nbytes:
+        if done and not flat.itemsize == flat.ndim == 1:
+            flat = memoryview(data.tobytes())
+        done += os.pwrite(fd, flat[done:] if done else data, offset + done)
 
 
 def write_parts(fd: int, parts: Sequence[memoryview], offset: int) -> None:
     """Write all parts one after another, as `os.pwritev` does, or raise; at most 1,024 parts."""
-    total = sum(part.nbytes for part in parts)
     done = os.pwritev(fd, parts, offset)
-    if done < total:  # a signal came, or the disk is full: writing the rest decides
+    if done < sum(part.nbytes for part in parts):  # a signal came, or the disk is full: writing the rest decides
         write_at(fd, memoryview(b"".join(parts))[done:], offset + done)
 
 

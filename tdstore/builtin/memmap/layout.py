@@ -13,7 +13,7 @@ from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
 from tdstore.header import NESTED_SHAPES, NESTED_SPANS, NESTED_VALUES
 from tdstore.keys import encode_file_name, encode_names, fold
 from tdstore.storekit.checksums import EMPTY, Sums
-from tdstore.storekit.documents import LeafRecord, leaf_record
+from tdstore.storekit.documents import LeafRecord
 from tdstore.storekit.pages import Holes
 from tdstore.storekit.session import FileParts
 from tdstore.types import LeafSpec, Path
@@ -124,15 +124,18 @@ class LeafFile:
         """Return the record for the manifest; the checksums must be known."""
         assert self.sums is not None, self.path
         fill = encode_value(self.fill) if self.fill else 0
-        return leaf_record(
+        sums, offset = self.sums, self.offset if self.packed else -1
+        return LeafRecord(
             self.path,
             dtype_name(self.dtype),
             tuple(self.shape),
             self.nbytes,
             self.file,
-            self.sums,
+            sums.text(),
+            sums.tips,
             fill,
-            self.offset if self.packed else -1,
+            sums.block,
+            offset,
         )
 
     @property
@@ -153,9 +156,13 @@ class LeafFile:
 
     def written_to(self) -> bool:
         """Check whether torch wrote to this mapping, or one from before the leaf grew, since checksums were taken."""
-        if self.probe is not None and (self.seen() != self.version or self.version == -1):
+        probe = self.probe
+        try:
+            if probe is not None and probe._version != self.version:
+                return True
+        except RuntimeError:  # mapped under inference_mode, which does not count
             return True
-        return any(elder.written_to() for _, elder in self.elders)
+        return bool(self.elders) and any(elder.written_to() for _, elder in self.elders)
 
     def leading(self) -> Sums:
         """Return the checksums of the leading whole blocks that are covered."""
@@ -216,12 +223,12 @@ class Layout:
 
     def file(self, path: Path) -> FileParts:
         """Return the file of a leaf; the same each time."""
-        if path not in self._files:
-            *above, name = path[:-1] if _is_part(path) else path
-            stem = name + _PARTS[path[-1]] if _is_part(path) else name
-            folder = self.folder(tuple(above))
-            self._files[path] = (*folder, self._fresh(folder, stem, group=False) + SUFFIX)
-        return self._files[path]
+        if (found := self._files.get(path)) is None:
+            entry, part = (path[:-1], _PARTS[path[-1]]) if _is_part(path) else (path, "")
+            if (folder := self._folders.get(entry[:-1])) is None:
+                folder = self.folder(entry[:-1])
+            found = self._files[path] = (*folder, self._fresh(folder, entry[-1] + part, group=False) + SUFFIX)
+        return found
 
     def folder(self, path: Path) -> FileParts:
         """Return the folder of a group; the same each time."""
@@ -238,10 +245,12 @@ class Layout:
         self._used.setdefault((folder, group), {})[fold(name)] = name
 
     def _fresh(self, folder: FileParts, key: str, *, group: bool) -> str:
-        used = self._used.setdefault((folder, group), {})
+        if (used := self._used.get((folder, group))) is None:
+            used = self._used[folder, group] = {}
         # Not portable to Windows, where this backend does not run: so tensordict finds a key such as "aux".
         name = encode_file_name(key, group=group, portable=False)
-        if fold(name) in used:
+        if (folded := fold(name)) in used:
             name = encode_names([key], groups=(key,) if group else (), taken=used.values(), portable=False)[key]
-        used[fold(name)] = name
+            folded = fold(name)
+        used[folded] = name
         return name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from tdstore.builtin.memmap.steps import Recorded
 from tdstore.builtin.memmap.tensor import MemoryMappedTensor
 from tdstore.builtin.memmap.writing import LeafWriter, read_ranges, read_runs
 from tdstore.builtin.resident import MappedStore
-from tdstore.errors import StoreClosedError, UnsupportedError
+from tdstore.errors import StoreClosedError, StoreError, UnsupportedError
 from tdstore.header import Header, without_collection
 from tdstore.index.rows import runs
 from tdstore.index.selection import gather
@@ -136,7 +135,7 @@ class MemmapLeaves(MappedStore[LeafFile]):
         if tensor is None:
             tensor = self._mapped(leaf)
         leaf.handed = True
-        if self.writable and leaf.nbytes and (leaf.temp is not None or self._hold.building):
+        if self.writable and leaf.nbytes and (leaf.temp is not None or self._hold.session is None):
             leaf.changes_from(0)  # an uncommitted leaf is then hashed once
         return tensor
 
@@ -202,7 +201,8 @@ class MemmapLeaves(MappedStore[LeafFile]):
             for path, spec in leaves.items():
                 if path in packed:
                     continue
-                self._drop(path)
+                if path in self._files:
+                    self._drop(path)
                 leaf = LeafFile(path, spec.shape, spec.dtype, spec.fill_value, self._layout.file(path))
                 self._files[path] = leaf
                 asked = spec.options.get("preallocate", self._options["preallocate"])
@@ -245,9 +245,14 @@ class MemmapLeaves(MappedStore[LeafFile]):
         else:
             for leaf, w in wanted:  # all, before the first row of any is overwritten
                 self._writer.reserve(leaf, w.index)
-        for leaf, w in wanted:
-            with files.io_errors(self.url, f"writing leaf {path_text(w.path)}"):
-                self._writer.write(leaf, w.index, w.value, partial(self._mapped, leaf))
+        write = self._writer.write
+        try:  # once for all: most leaves are small
+            for leaf, w in wanted:
+                write(leaf, w.index, w.value, self._mapped)
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            files.raise_io(error, self.url, f"writing leaf {path_text(w.path)}")
 
     def _delete(self, paths: Sequence[Path]) -> None:
         with files.io_errors(self.url, "deleting"):
@@ -282,7 +287,7 @@ class MemmapLeaves(MappedStore[LeafFile]):
             if leaf.nbytes and old.nbytes:
                 rows = self._mapped(old)[: leaf.shape[0]]
                 index = tuple(slice(0, n, 1) for n in rows.shape)
-                self._writer.write(leaf, index, rows, partial(self._mapped, old))
+                self._writer.write(leaf, index, rows, lambda _: self._mapped(old))
         except BaseException:
             self._writer.discard(leaf)
             raise

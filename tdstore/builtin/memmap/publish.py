@@ -12,6 +12,7 @@ from tdstore.storekit import documents, files, refusals, session
 from tdstore.storekit.publish import Site
 from tdstore.storekit.session import FileParts
 
+_MANIFEST = documents.SealedDocument(documents.Manifest, {b'"nbytes":': (documents.MAX_LEAVES, "leaves")})
 FIRST = (META, documents.NAME)
 """Files that mark a folder as a dataset."""
 
@@ -33,31 +34,46 @@ class _ForeignFiles:
         self._named: frozenset[FileParts] = frozenset()
 
     def __call__(self, root: int) -> list[str]:
-        names = os.listdir(root)
-        if documents.NAME in names:
-            return self._not_ours(root)
-        if META in names and _is_tensordict_meta(root):
-            return tensordict_members(root, self.url, _ours_anywhere)
-        return sorted(names)
+        try:
+            known = self._known(root)
+        except FileNotFoundError:
+            names = os.listdir(root)
+            if META in names and _is_tensordict_meta(root):
+                return tensordict_members(root, self.url, _ours_anywhere)
+            return sorted(names)
+        found: list[FileParts] = []
+        with os.scandir(root) as entries:  # listed after that: what a commit adds has been noted by then
+            rest = [e for e in entries if (e.name,) not in known]
+        for entry in rest:
+            if not entry.is_dir(follow_symlinks=False):
+                found.append((entry.name,))
+                continue
+            with files.closing(os.open(entry.name, files.SAFE_DIR, dir_fd=root)) as fd:
+                found += [parts for parts, is_dir in files.walk(fd, (entry.name,)) if not is_dir]
+        # Folders of groups without leaves, and of values, hold only tensordict's description.
+        folders = {file[:depth] for file in known if len(file) > 1 for depth in range(1, len(file))}
+        return ["/".join(p) for p in found if p not in known and not _ours_anywhere(p) and p not in folders]
 
-    def _not_ours(self, root: int) -> list[str]:
+    def _known(self, root: int) -> frozenset[FileParts]:
+        """Return the files of leaves, as of the last commit, and of one that is under way."""
         try:
             raw = files.read_small(documents.NAME, root, MAX_MANIFEST)
             if raw != self._raw:
-                found, _ = documents.decode_manifest(raw, url=self.url)
-                self._raw, self._named = raw, frozenset(leaf.file for leaf in found.leaves)
+                self._raw, self._named = raw, _named_files(raw, self.url)
         except CorruptStoreError as error:
             message = files.with_url(error, self.url).message
             raise refusals.damaged_place(self.url, message) from error
         log = session.read_log(root)
-        known = self._named if log is None else self._named.union(log.files)
-        folders = {file[:depth] for file in known for depth in range(1, len(file))}
-        # Folders of groups without leaves, and of values, hold only tensordict's description.
-        return [
-            "/".join(parts)
-            for parts, is_dir in files.walk(root)
-            if not is_dir and parts not in known and not _ours_anywhere(parts) and parts not in folders
-        ]
+        return self._named.union(log.files) if log is not None and log.files else self._named
+
+
+def _named_files(raw: bytes, url: str) -> frozenset[FileParts]:
+    """Return the files that a manifest names. Whether its leaves are sound matters to those that read them."""
+    if raw.startswith(documents.LOGGED) or documents.is_objects(body := _MANIFEST.body(raw, url=url)):
+        leaves = documents.decode_manifest(raw, url=url)[0].leaves
+    else:
+        leaves = _MANIFEST.decode_body(body, url=url).leaves
+    return frozenset([leaf.file for leaf in leaves])
 
 
 def _ours_anywhere(parts: FileParts) -> bool:

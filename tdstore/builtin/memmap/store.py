@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Any, get_args
 
 from torch import Tensor
@@ -335,13 +336,13 @@ class MemmapStore(MemmapLeaves):
 
     def _take_sums(self) -> None:
         for leaf in self._files.values():
-            if leaf.written():
+            if leaf.sums is None or leaf.written_to():
                 compute_checksums(leaf, self._writer)
 
     def _write_meta(self, header: Header) -> None:
         """Write the files of tensordict; each is recorded at once, as a disk may be full in between."""
         # tensordict could not read a folder with packed leaves: without these files it says so at once.
-        packed = any(leaf.packed for leaf in self._files.values())
+        packed = any(map(attrgetter("packed"), self._files.values()))
         wanted = {} if packed else meta_files(header, self._files.values(), self._layout)
         write_meta_files(self._hold.root, wanted, self._meta, fresh=self._hold.site is not None)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
+import msgspec
 import torch
 
 from tdstore.builtin.memmap.layout import SUFFIX, Layout, LeafFile
@@ -41,14 +43,14 @@ _STACK = "<class 'tensordict.tensorclass.NonTensorStack'>"
 _CLASS = re.compile(r"<class '(?:[^']*\.)?([^.']+)'>")
 _VALUES = ("NonTensorData", "NonTensorStack", "MetaData")
 _PLAIN_TYPES = ("TensorDict", "TensorDictParams", "PersistentTensorDict", "SubTensorDict")
-_ESCAPED = set('/<>:"|?*\\ %\x00\x7f') | {chr(c) for c in range(32)}
+_ESCAPES = {ord(c): f"%{ord(c):02X}" for c in '/<>:"|?*\\ %\x7f' + "".join(map(chr, range(32)))}
 
 
 def tensordict_name(key: str) -> str:
     """Return the file name stem that tensordict uses for a key."""
     if key in ("", ".", ".."):
         return "%" if not key else "%2E" * len(key)
-    return "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in key)
+    return key.translate(_ESCAPES)
 
 
 # -- reading ---------------------------------------------------------------------------------
@@ -319,9 +321,9 @@ def meta_files(header: Header, leaves: Iterable[LeafFile], layout: Layout) -> di
 
     Leaves in groups that the header does not describe are left out, too.
     """
-    below: dict[Path, dict[str, LeafFile]] = {}
+    below: defaultdict[Path, dict[str, LeafFile]] = defaultdict(dict)
     for leaf in leaves:
-        below.setdefault(leaf.path[:-1], {})[leaf.path[-1]] = leaf
+        below[leaf.path[:-1]][leaf.path[-1]] = leaf
     subgroups: dict[Path, list[str]] = {}
     for path in header.groups:
         if path:
@@ -386,13 +388,16 @@ def _write_group(
         out[(*folder, META)] = _dump(one)
         return
     meta: dict[str, Any] = {}
+    same: dict[tuple[torch.Size, torch.dtype], dict[str, Any]] = {}
     leaves = below.get(path, {})
     for key in dict.fromkeys((*group.keys, *leaves, *subgroups, *group.values)):
         if key in SCALARS:
             continue
         if key in leaves:
             if (leaf := leaves[key]).file in ((), (*folder, tensordict_name(key) + SUFFIX)):
-                meta[key] = _tensordict_leaf(leaf.shape, leaf.dtype, nested=False)
+                if (record := same.get((leaf.shape, leaf.dtype))) is None:
+                    record = same[leaf.shape, leaf.dtype] = _tensordict_leaf(leaf.shape, leaf.dtype, nested=False)
+                meta[key] = record
         elif (*path, key) in groups:
             if layout.folder((*path, key)) == (*folder, tensordict_name(key)):
                 lazy = groups[(*path, key)].kind == "LazyStackedTensorDict"
@@ -446,6 +451,10 @@ def _is_json(value: Any) -> bool:
 
 
 def _dump(meta: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(meta)
+    except UnicodeEncodeError:  # a lone surrogate
+        pass
     return json.dumps(meta, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
 
 

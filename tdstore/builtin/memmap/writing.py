@@ -26,11 +26,13 @@ from tdstore.storekit import files
 from tdstore.storekit.checksums import (
     BLOCK,
     EMPTY,
+    SHORT,
     Summer,
     byte_blocks,
     sums_of_block,
     sums_of_file,
     sums_of_part,
+    sums_of_short,
     sums_of_zeros,
 )
 from tdstore.storekit.pages import Holes
@@ -410,14 +412,14 @@ class LeafWriter:
             leaf.sums = sums_of_block(np.frombuffer(data, np.uint8))
         return others
 
-    def write(self, leaf: LeafFile, index: StoreIndex, value: Tensor, view: Callable[[], Tensor]) -> None:
+    def write(self, leaf: LeafFile, index: StoreIndex, value: Tensor, view: Callable[[LeafFile], Tensor]) -> None:
         """Assign `leaf[index] = value`; `view` returns the mapped leaf where a mapping is the better way."""
-        if value.device.type != "cpu":
+        if not value.is_cpu:
             value = value.cpu()
         if leaf.probe is not None and value.untyped_storage().data_ptr() == leaf.probe.untyped_storage().data_ptr():
             value = value.clone()  # a part of this very leaf, which would change while it is copied
         leaf.unsynced = True
-        if _is_full(index, leaf.shape):
+        if not index or _is_full(index, leaf.shape):
             if leaf.unmade:
                 self._write_new(leaf, value)
             else:
@@ -432,7 +434,7 @@ class LeafWriter:
         by_rows = _is_full(tuple(rest), leaf.shape[1:])
         is_run = isinstance(first, slice) and (leaf.probe is None or (first.step == 1 and value.nbytes >= _LONG))
         if not by_rows or (filled and not is_run):
-            put(view(), index, value)
+            put(view(leaf), index, value)
         else:
             # Fresh pages cost a fault each when they are written through a mapping.
             self._write_rows(leaf, first, value)
@@ -443,11 +445,14 @@ class LeafWriter:
         """Make the file of a leaf with all its bytes: opened, written and mapped once."""
         fd = self._create(leaf)
         try:
-            (block,) = byte_blocks(value)
-            files.write_at(fd, block.data, 0)
-            if self._hold.sync and leaf.nbytes >= _LONG:
-                files.start_writeback(fd)  # beside the checksums, and beside the leaves that follow
-            sums = sums_of_block(block)
+            if leaf.nbytes <= SHORT and value.is_contiguous():
+                data = to_numpy(value)
+                files.write_at(fd, data.data, 0)
+                sums = sums_of_short(data)
+            else:
+                (block,) = byte_blocks(value)
+                files.write_at(fd, block.data, 0)
+                sums = sums_of_block(block)
             if len(self._hold.files) <= _MAPPED:
                 leaf.probe = map_fd(fd, leaf.shape, leaf.dtype, shared=True, path="/".join(leaf.file))
                 leaf.version = leaf.seen()

@@ -97,9 +97,9 @@ class Primitives(OpsBase):
         """Return the memory layout of a first-level LEAF: dense in every store."""
         return torch.strided
 
-    def _plain_spec(self, key: str) -> LeafSpec | None:
-        """Return the spec of a first-level LEAF that is a dense tensor in memory; None for any other."""
-        return None
+    def _plain_specs(self) -> Mapping[str, LeafSpec]:
+        """Return the specs of the first-level LEAFs that are dense tensors in memory, by key."""
+        return {}
 
     def _nested_parts(self, key: str) -> tuple[dict[str, Any], dict[str, LeafSpec]] | None:
         """Return the record of a first-level LEAF that is a nested tensor, and the specs of its leaves; else None."""

@@ -58,11 +58,13 @@ def describe(
         if above is not None and above.kind != STACK_KIND and len(node.batch_size) < len(above.batch_size or ()):
             node.batch_size = above.batch_size  # it was given a smaller one behind its parent's back
         values: dict[str, Any] = {}
+        dense = node._plain_specs()
         for key in node._first_keys():
+            if key in dense:
+                specs[(*path, key)] = dense[key]
+                continue
             kind = node._kind(key)
-            if kind == LEAF and (plain := node._plain_spec(key)) is not None:
-                specs[(*path, key)] = plain
-            elif kind == LEAF and jagged is not None and node._leaf_layout(key) is torch.jagged:
+            if kind == LEAF and jagged is not None and node._leaf_layout(key) is torch.jagged:
                 jagged[(*path, key)] = node._raw(key)
             elif kind == LEAF and (found := node._nested_parts(key)) is not None:
                 values[key], leaves = found

@@ -116,12 +116,13 @@ def to_struct_array(td: Any) -> np.ndarray[Any, Any]:
 def _struct_dtype(td: Any, n: int) -> np.dtype[Any]:
     """Return the dtype of a row, of `n` batch dimensions. Reads no tensors."""
     fields: list[Any] = []
+    dense = td._plain_specs()
     for key in td._first_keys():
         kind = td._kind(key)
         if kind == GROUP:
             fields.append((key, _struct_dtype(td._raw(key), n)))
         elif kind == LEAF:
-            spec = td._plain_spec(key) or td._leaf_facts(key)
+            spec = dense.get(key) or td._leaf_facts(key)
             shape, dtype = spec.shape, spec.dtype
             fields.append((key, _number_dtype(dtype, key), tuple(shape[n:])))
         else:

@@ -90,6 +90,9 @@ class ResidentTree(TensorDictBase):
     def _raw(self, key: str) -> Any:
         return self._data[key]
 
+    def _stored_groups(self) -> list[tuple[str, Any]]:
+        return [(k, v) for k, v in self._data.items() if type(v) is not Tensor and self._kind(k) == GROUP]
+
     def _leaf_shape(self, key: str) -> torch.Size:
         return leaf_shape(self._data[key])
 

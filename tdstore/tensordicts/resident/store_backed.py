@@ -98,11 +98,16 @@ class BindingMixin(LeafwiseTree):
         leaf: Tensor = self._data[key]
         return torch.jagged if leaf.is_nested else leaf.layout
 
-    def _plain_spec(self, key: str) -> LeafSpec | None:
-        leaf = self._data[key]
-        if type(leaf) is not Tensor or leaf.layout is not torch.strided or leaf.is_nested or leaf.is_meta:
-            return None
-        return LeafSpec(leaf.shape, leaf.dtype) if leaf.dtype in DTYPE_TO_NAME else None
+    def _plain_specs(self) -> Mapping[str, LeafSpec]:
+        return {
+            key: LeafSpec.of_checked(tuple(leaf.shape), leaf.dtype, 0, leaf.nbytes)
+            for key, leaf in self._data.items()
+            if type(leaf) is Tensor
+            and leaf.layout is torch.strided
+            and not leaf.is_nested
+            and not leaf.is_meta
+            and leaf.dtype in DTYPE_TO_NAME
+        }
 
     def _nested_parts(self, key: str) -> tuple[dict[str, Any], dict[str, LeafSpec]] | None:
         leaf: Tensor = self._data[key]
@@ -408,7 +413,9 @@ class BindingMixin(LeafwiseTree):
     def _read_pieces(self, batch: Any) -> list[Tensor]:
         out = []
         for path, index in batch:
-            leaf = leaf_below(self, path)
+            leaf = self._data.get(path[0]) if len(path) == 1 else None
+            if type(leaf) is not Tensor:
+                leaf = leaf_below(self, path)
             out.append(leaf[index] if index else leaf)
         return pieces_on_cpu(out)
 
