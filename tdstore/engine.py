@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple, Self
 
-from tdstore.errors import OptionError, StoreNotFoundError, UnsupportedError
+from tdstore.errors import CorruptStoreError, OptionError, StoreNotFoundError, UnsupportedError
 from tdstore.index.ranges import Range
 
 _LOGIN = re.compile(r"//[^/@]*@")
@@ -81,6 +81,14 @@ class Entry(NamedTuple):
     size: int
     modified: float
     """Seconds since the epoch, by the server's clock."""
+
+
+class Ends(NamedTuple):
+    """The size of an object, and its first and last bytes, which may overlap."""
+
+    size: int
+    first: Buffer
+    last: Buffer
 
 
 class Engine(ABC):
@@ -158,6 +166,24 @@ class Engine(ABC):
         """
         return [self.size(key) for key in keys]
 
+    def pin_ends(self, key: str, nbytes: int) -> Ends:
+        """Pin an object, as `pin` does, and return its size and its ends; by this default in two rounds.
+
+        Args:
+            key: the object.
+            nbytes: the bytes of each end, fewer if the object is smaller.
+
+        Raises:
+            CorruptStoreError: the object was replaced meanwhile.
+        """
+        with ThreadPoolExecutor(2) as pool:
+            sizes = pool.submit(self.pin, [key])
+            tail = pool.submit(self.get_ranges, [Range(key, -nbytes, None)])
+            size, last = sizes.result()[0], tail.result()[0]
+        if len(last) != min(nbytes, size):
+            raise self.replaced(key)
+        return Ends(size, last if size <= nbytes else self.get_ranges([Range(key, 0, nbytes)])[0], last)
+
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
         """Write a whole object, atomically; returns its new tag, where the storage has tags.
 
@@ -210,6 +236,11 @@ class Engine(ABC):
             EngineCap.CONDITIONAL: "put an object only if nobody else has (conditional put)",
         }.get(cap, cap.name)
         return UnsupportedError(f"{self.url} cannot {what}", url=self.url)
+
+    def replaced(self, key: str) -> CorruptStoreError:
+        """Create the error for an object that was replaced while it was opened."""
+        where = self.where(key)
+        return CorruptStoreError(f"{where} was replaced while it was opened", url=where, hint="try again")
 
     def __enter__(self) -> Self:
         return self

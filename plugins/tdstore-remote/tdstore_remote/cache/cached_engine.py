@@ -69,6 +69,7 @@ class CachedEngine(DelegatingEngine):
 
     # -- reading -------------------------------------------------------------------------
     aget_ranges = Engine.aget_ranges
+    pin_ends = Engine.pin_ends
 
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
         """Read ranges, as `Engine.get_ranges` does: missing pages are fetched in one round, neighbours together."""

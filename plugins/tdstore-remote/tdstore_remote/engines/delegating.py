@@ -6,7 +6,7 @@ import builtins
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
-from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
+from tdstore.engine import Blob, Buffer, Ends, Engine, EngineCap, Entry
 from tdstore.index.ranges import Range
 
 
@@ -63,6 +63,10 @@ class DelegatingEngine(Engine):
     def pin(self, keys: Sequence[str]) -> builtins.list[int]:
         """Pin objects, as `Engine.pin` does."""
         return self.inner.pin(keys)
+
+    def pin_ends(self, key: str, nbytes: int) -> Ends:
+        """Pin an object and read its ends, as `Engine.pin_ends` does."""
+        return self.inner.pin_ends(key, nbytes)
 
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
         """Write an object, as `Engine.put` does."""

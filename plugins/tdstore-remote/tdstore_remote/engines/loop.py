@@ -13,7 +13,7 @@ import concurrent.futures
 import os
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -88,4 +88,16 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return future.result()
     except BaseException:
         future.cancel()
+        raise
+
+
+async def gather_all(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Await all; the first error cancels the others, and is raised once they have ended."""
+    tasks = [asyncio.ensure_future(w) for w in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         raise

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import builtins
 import functools
 import math
-from collections.abc import Awaitable, Coroutine, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import unquote
 
-from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry, expected_ranges
+from tdstore.engine import Blob, Buffer, Ends, Engine, EngineCap, Entry, expected_ranges
 from tdstore.errors import (
     ConflictError,
     CorruptStoreError,
@@ -23,10 +21,11 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.index.ranges import Range
+from tdstore_remote.engines import clients, loop
 from tdstore_remote.engines import conditional_puts as conditions_of
-from tdstore_remote.engines import loop
-from tdstore_remote.engines.credentials import s3_config
+from tdstore_remote.engines.clients import Client
 from tdstore_remote.engines.gate import Gate
+from tdstore_remote.engines.pins import Pins
 from tdstore_remote.engines.preconnect import Preconnect
 from tdstore_remote.faults import Again, BucketNotFoundError, Call, NoRangesError, TooShort, of_obstore, short
 from tdstore_remote.libraries import load_obstore
@@ -72,13 +71,15 @@ class ObstoreEngine(Engine):
         self._patience = Patience(settings)
         self._obstore = load_obstore()
         self._target = target
-        self._reader = self._store(reading=True)
+        with self._opening():
+            self._client = clients.reading_client(self._obstore, self.url, place, target, settings)
+        self._reader = self._client.store
         self._whole: dict[str, bytes] = {}
         self._gates: dict[str, asyncio.Lock] = {}
         self._gate = Gate(settings.concurrency, IN_FLIGHT)
         more = expected_ranges() if settings.preconnect is None else settings.preconnect
-        self._preconnect = Preconnect(min(more, settings.concurrency - 1), self._head, self._errors())
-        self._pins: dict[str, str] = {}
+        self._preconnect = Preconnect(self._client, min(more, settings.concurrency - 1), self._head, self._errors())
+        self._pins = Pins(self._obstore, None if place.scheme in AZURE else self._build)
         self._probe_id = (place.scheme, str(target.config.get("endpoint")), place.bucket)
         self._read_only = place.scheme in HTTP
 
@@ -90,47 +91,19 @@ class ObstoreEngine(Engine):
 
     @functools.cached_property
     def _writer(self) -> Any:
-        """The client for writes: reqwest counts the time that an upload takes as a stall. Readers need none."""
-        return self._store(reading=False)
+        """The client for writes; readers need none."""
+        return self._build(reading=False).store
 
-    def _store(self, *, reading: bool) -> Any:
-        stores, place, settings, target = self._obstore.store, self._place, self.settings, self._target
-        connect = timedelta(seconds=min(10.0, settings.stall))
-        client = {"connect_timeout": connect, "timeout": timedelta(days=1), "http1_only": True, **target.client}
-        if reading:
-            client.setdefault("read_timeout", timedelta(seconds=settings.stall))
-        shared: dict[str, Any] = {"retry_config": {"max_retries": 0, "retry_timeout": timedelta(days=1)}}
+    def _build(self, headers: Mapping[str, str] | None = None, *, reading: bool = True) -> Client:
+        place, target, settings = self._place, self._target, self.settings
+        with self._opening():
+            return clients.build(self._obstore, self.url, place, target, settings, reading=reading, headers=headers)
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
         call = Call(self.url, "opening")
         try:
-            if place.scheme in HTTP:
-                client.setdefault("allow_http", place.scheme == "http")
-                scheme, _, host = place.bucket.partition("://")
-                user, _, host = host.rpartition("@")
-                if user:
-                    word = base64.b64encode(unquote(user).encode()).decode()
-                    client["default_headers"] = {**client.get("default_headers", {}), "authorization": f"Basic {word}"}
-                base = f"{scheme}://{host}/{place.prefix}"
-                return stores.HTTPStore(base, client_options=client, **shared)
-            if place.scheme in S3:
-                config, provider = s3_config(target, self.url)
-                client.setdefault("allow_http", config.get("endpoint", "").startswith("http://"))
-                if provider is not None:
-                    shared["credential_provider"] = provider
-                return stores.S3Store(
-                    place.bucket, prefix=place.prefix or None, client_options=client, **config, **shared
-                )
-            config = dict(target.config)
-            if place.scheme in AZURE:
-                config.pop("container_name", None)
-                if place.account:
-                    config.setdefault("account_name", place.account)
-                endpoint = str(config.get("endpoint", ""))
-                client.setdefault("allow_http", endpoint.startswith("http://") or bool(config.get("use_emulator")))
-                return stores.AzureStore(
-                    place.bucket, prefix=place.prefix or None, client_options=client, **config, **shared
-                )
-            client.setdefault("allow_http", str(config.pop("base_url", "")).startswith("http://"))
-            return stores.GCSStore(place.bucket, prefix=place.prefix or None, client_options=client, **config, **shared)
+            yield
         except self._errors() as error:
             raise _final(of_obstore(error, call), call) from error
 
@@ -219,11 +192,13 @@ class ObstoreEngine(Engine):
         # Few ranges each travel alone; many go in groups, which cost less.
         size = min(GROUP, max(1, math.ceil(len(ranges) / self.settings.concurrency), len(ranges) // 16))
         jobs: list[Coroutine[Any, Any, None]] = [self._one_end(ranges[at], at, answers) for at in suffix_reads]
-        for places in plain.values():
+        for key, places in plain.items():
+            client = await self._pins.client(key, len(places)) if key in self._pins else None
             jobs += [
-                self._one_group(ranges, places[i : i + size], answers, under_way) for i in range(0, len(places), size)
+                self._one_group(ranges, places[i : i + size], answers, under_way, client)
+                for i in range(0, len(places), size)
             ]
-        await _all(jobs)
+        await loop.gather_all(jobs)
         return answers
 
     async def _one_end(self, asked: Range, at: int, answers: list[Buffer]) -> None:
@@ -253,7 +228,12 @@ class ObstoreEngine(Engine):
                 answers[at] = end[0]
 
     async def _one_group(
-        self, ranges: Sequence[Range], places: Sequence[int], answers: list[Any], under_way: int
+        self,
+        ranges: Sequence[Range],
+        places: Sequence[int],
+        answers: list[Any],
+        under_way: int,
+        client: Client | None = None,
     ) -> None:
         """Fetch ranges of one object; short answers are requested again."""
         key = ranges[places[0]].key
@@ -263,7 +243,7 @@ class ObstoreEngine(Engine):
         async def work() -> None:
             starts, ends = [ranges[at].start for at in left], [ranges[at].stop for at in left]
             if key in self._pins:
-                found = await _all([self._pinned(key, a, b) for a, b in zip(starts, ends, strict=True)])
+                found = await self._pinned(client, key, starts, ends)
             elif len(left) == 1:
                 found = [await self._obstore.get_range_async(self._reader, key, start=starts[0], end=ends[0])]
             else:
@@ -305,16 +285,16 @@ class ObstoreEngine(Engine):
                     raise _ends(call.url, len(whole), ranges[at]) from None
                 answers[at] = whole[start:stop]
 
-    async def _pinned(self, key: str, start: int, stop: int | None) -> memoryview:
-        options = {"range": (start, stop), "if_match": self._pins[key]}
+    async def _pinned(
+        self, client: Client | None, key: str, starts: Sequence[int], ends: Sequence[Any]
+    ) -> Sequence[Buffer]:
         try:
-            found = await self._obstore.get_async(self._reader, key, options=options)
+            return await self._pins.read(self._reader, client, key, starts, ends)
         except self._obstore.exceptions.PreconditionError:
             where = self.where(key)
             raise CorruptStoreError(
                 f"{where} was replaced since it was opened", url=where, hint="open it again"
             ) from None
-        return memoryview(await found.bytes_async())
 
     async def _get_whole(self, key: str) -> memoryview:
         """Fetch an object from a server that ignores ranges and sends the whole object."""
@@ -345,16 +325,45 @@ class ObstoreEngine(Engine):
         """Return size and tag of each, requested at once; with `pin` later reads carry `If-Match`."""
 
         async def work() -> builtins.list[Version]:
-            return await _all([self._version(key, patient=True) for key in keys])
+            return await loop.gather_all([self._version(key, patient=True) for key in keys])
 
         found = loop.run(work())
         if pin:
-            self._pins.update({key: v.tag for key, v in zip(keys, found, strict=True) if v.tag})
+            self._pins.pin({key: version.tag for key, version in zip(keys, found, strict=True)})
         return found
 
     def pin(self, keys: Sequence[str]) -> builtins.list[int]:
         """Pin objects, as `Engine.pin` does."""
         return [v.size for v in self.versions(keys, pin=True)]
+
+    def pin_ends(self, key: str, nbytes: int) -> Ends:
+        """Pin an object and read its ends, as `Engine.pin_ends` does: in one round, as answers tell size and tag."""
+        try:
+            return loop.run(self._pin_ends(key, nbytes))
+        except (NoRangesError, TooShort, UnsupportedError):  # no ranges, no bytes, or no suffix ranges
+            return super().pin_ends(key, nbytes)
+
+    async def _pin_ends(self, key: str, nbytes: int) -> Ends:
+        call = self._call(key, "reading its ends")
+        self._preconnect.beside(key)
+
+        async def one(wanted: Any) -> tuple[Version, memoryview]:
+            found = await self._obstore.get_async(self._reader, key, options={"range": wanted})
+            data = memoryview(await found.bytes_async())
+            first, last = found.range
+            if len(data) != last - first:
+                raise Again(f"got {len(data)} of {last - first} bytes")
+            return Version(int(found.meta["size"]), found.meta["e_tag"]), data
+
+        async def attempt(wanted: Any) -> tuple[Version, memoryview]:
+            async with self._gate.pass_(1, nbytes):
+                return await self._patience.attempt(call, lambda: self._mapped(call, one(wanted)), patient=True)
+
+        (version, first), (other, last) = await loop.gather_all([attempt((0, nbytes)), attempt({"suffix": nbytes})])
+        if version != other or len(first) != min(nbytes, version.size) or len(last) != len(first):
+            raise self.replaced(key)
+        self._pins.pin({key: version.tag})
+        return Ends(version.size, first, last)
 
     async def _version(self, key: str, *, patient: bool = False) -> Version:
         call = self._call(key, "asking for its size")
@@ -375,7 +384,7 @@ class ObstoreEngine(Engine):
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
         """Write an object, as `Engine.put` does."""
         self._check_writable()
-        self._pins.pop(key, None)
+        self._pins.drop(key)
         if not (if_absent or if_match is not None):
             return loop.run(self._put(key, data, None))
         conditions = self._conditions()
@@ -430,7 +439,7 @@ class ObstoreEngine(Engine):
             async with gate:
                 await self._put(key, data, None, under_way=min(sum(sizes), slots * largest))
 
-        await _all([one(key, data) for key, data in items])
+        await loop.gather_all([one(key, data) for key, data in items])
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, as `Engine.delete` does, in bulk if the store can."""
@@ -458,11 +467,11 @@ class ObstoreEngine(Engine):
 
         if self._place.scheme in S3 and len(keys) > 1:
             try:
-                await _all([several(keys[i : i + BULK]) for i in range(0, len(keys), BULK)])
+                await loop.gather_all([several(keys[i : i + BULK]) for i in range(0, len(keys), BULK)])
             except (UnsupportedError, ReadOnlyError):
-                await _all([several([key]) for key in keys])  # no bulk deletion there
+                await loop.gather_all([several([key]) for key in keys])  # no bulk deletion there
         else:
-            await _all([several([key]) for key in keys])
+            await loop.gather_all([several([key]) for key in keys])
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """List objects, as `Engine.list` does."""
@@ -522,15 +531,3 @@ def _bytes_of(ranges: Sequence[Range], places: Sequence[int]) -> str:
     _, start, stop = ranges[places[0]]
     more = f" and {len(places) - 1} more ranges" if len(places) > 1 else ""
     return f"bytes {start} to {stop}{more}"
-
-
-async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> builtins.list[T]:
-    """Await all; the first error cancels the others, and is raised once they have ended."""
-    tasks = [asyncio.ensure_future(w) for w in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

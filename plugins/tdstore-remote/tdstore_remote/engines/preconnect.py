@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tdstore_remote.engines import loop
+from tdstore_remote.engines.clients import Client
 
 
 class Preconnect:
@@ -15,14 +16,20 @@ class Preconnect:
     a request, or twice as long with TLS. So reads that follow the first request would wait for theirs.
 
     Args:
+        client: whose connections they are; those that another engine opened with it are not opened again.
         connections: how many to open, besides that of the first request.
         request: requests something small of the object with a key.
         errors: what a request may raise.
     """
 
     def __init__(
-        self, connections: int, request: Callable[[str], Awaitable[Any]], errors: tuple[type[BaseException], ...]
+        self,
+        client: Client,
+        connections: int,
+        request: Callable[[str], Awaitable[Any]],
+        errors: tuple[type[BaseException], ...],
     ) -> None:
+        self._client = client
         self._left = connections
         self._request, self._errors = request, errors
 
@@ -33,6 +40,8 @@ class Preconnect:
             key: the object that the first request reads.
         """
         connections, self._left = self._left, 0
+        connections -= self._client.preconnected
+        self._client.preconnected += max(0, connections)
         for _ in range(connections):
             loop.submit_in_background(self._open(key))
 
