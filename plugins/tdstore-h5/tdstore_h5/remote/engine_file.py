@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import bisect
 from collections import OrderedDict
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from tdstore.engine import Engine
-from tdstore.errors import CorruptStoreError, TDStoreError
+from tdstore.errors import CorruptStoreError, StoreIOError, TDStoreError
 from tdstore.index.ranges import Batch, Ints, Range
 from tdstore_h5.file.seekable import SeekableBytes
+from tdstore_h5.remote.chunk_tree import children
 
 BLOCK = 256 << 10
 """Structure that is not at the ends comes in blocks of this size."""
@@ -39,22 +40,18 @@ class EngineFile(SeekableBytes):
         self._blocks: OrderedDict[int, memoryview] = OrderedDict()
         self._pieces: tuple[list[int], list[memoryview]] = ([], [])
         self._own: tuple[list[int], list[memoryview]] = ([], [])
+        self._held: tuple[Batch[str], list[Ints]] | None = None
+        self._nodes: dict[int, memoryview] = {}
+        self._missing: dict[int, int] | None = None
+        self._collected: dict[int, int] = {}
+        self._rank = 0
         self.size = 0
         self._read_ends()
 
     def _read_ends(self) -> None:
-        """Fetch size, start and end of the object, in two rounds; in one if it is small."""
-        with ThreadPoolExecutor(2) as pool:
-            size = pool.submit(self.engine.pin, [self.key])
-            tail = pool.submit(self.engine.get_ranges, [Range(self.key, -ENDS, None)])
-            self.size = size.result()[0]
-            end = memoryview(tail.result()[0]).cast("B")
-        if len(end) != min(ENDS, self.size):
-            raise CorruptStoreError(f"{self.url} was replaced while it was opened", url=self.url, hint="try again")
-        pieces = {self.size - len(end): end}
-        if self.size > len(end):
-            stop = min(ENDS, self.size - len(end))
-            pieces[0] = memoryview(self.engine.get_ranges([Range(self.key, 0, stop)])[0]).cast("B")
+        """Fetch size, start and end of the object."""
+        self.size, first, last = self.engine.pin_ends(self.key, ENDS)
+        pieces = {0: memoryview(first).cast("B"), self.size - len(last): memoryview(last).cast("B")}
         starts = sorted(pieces)
         self._own = (starts, [pieces[start] for start in starts])
 
@@ -82,10 +79,17 @@ class EngineFile(SeekableBytes):
                 url=self.url,
                 hint="the file was cut short",
             )
-        for starts, pieces in (self._pieces, self._own):
-            i = bisect.bisect_right(starts, start) - 1
-            if i >= 0 and starts[i] + len(pieces[i]) >= stop:
-                return pieces[i][start - starts[i] : stop - starts[i]]
+        found = self._cached(start, stop)
+        if self._missing is not None:
+            if found is None:
+                self._missing[start] = stop
+                raise StoreIOError(f"{self.url}: bytes {start} to {stop} were not fetched yet", url=self.url)
+            for child in children(found, self._rank):
+                end = child + stop - start
+                if end <= self.size and self._cached(child, end) is None:
+                    self._missing[child] = end
+        if found is not None:
+            return found
         if stop - start > 4 * BLOCK:
             return memoryview(self.engine.get_ranges([Range(self.key, start, stop)])[0]).cast("B")
         numbers = range(start // BLOCK, -(-stop // BLOCK))
@@ -97,6 +101,52 @@ class EngineFile(SeekableBytes):
         while len(self._blocks) * BLOCK > KEPT:
             self._blocks.popitem(last=False)
         return result
+
+    def _cached(self, start: int, stop: int) -> memoryview | None:
+        """Return bytes that are in memory and no block."""
+        node = self._nodes.get(start)
+        if node is not None and len(node) >= stop - start:
+            return node[: stop - start]
+        if self._held is not None:
+            self._pieces, self._held = self._sorted_pieces(*self._held), None
+        for starts, pieces in (self._pieces, self._own):
+            i = bisect.bisect_right(starts, start) - 1
+            if i >= 0 and starts[i] + len(pieces[i]) >= stop:
+                return pieces[i][start - starts[i] : stop - starts[i]]
+        return None
+
+    @contextmanager
+    def collecting(self, rank: int) -> Iterator[None]:
+        """Fetch nothing meanwhile: a read of bytes that are not in memory fails, and is noted for `fetch_missing`.
+
+        Args:
+            rank: the number of dimensions of the dataset whose index is read.
+        """
+        self._missing, self._rank = {}, rank
+        try:
+            yield
+        finally:
+            self._collected.update(self._missing)
+            self._missing = self.failure = None
+
+    @property
+    def is_missing_some(self) -> bool:
+        """Check whether a read failed because its bytes are not in memory."""
+        return bool(self._collected)
+
+    def fetch_missing(self) -> bool:
+        """Fetch what was missing, in one round; return whether there was anything."""
+        wanted = sorted(self._collected.items())
+        self._collected.clear()
+        if not wanted:
+            return False
+        batch = self.fetch([np.array(wanted, np.int64)])
+        self._nodes.update((a, batch.take(self.key, a, b)) for a, b in wanted)
+        return True
+
+    def forget_nodes(self) -> None:
+        """Drop the nodes of indices that were read."""
+        self._nodes.clear()
 
     def _fetch_blocks(self, numbers: Iterable[int]) -> None:
         missing = []
@@ -123,15 +173,17 @@ class EngineFile(SeekableBytes):
 
     def hold(self, batch: Batch[str], ranges: list[Ints]) -> None:
         """Serve h5py these ranges of a batch from memory, until the next call."""
-        if not ranges:
-            self._pieces = ([], [])
-            return
+        self._pieces, self._held = ([], []), (batch, ranges) if ranges else None
+
+    def _sorted_pieces(self, batch: Batch[str], ranges: list[Ints]) -> tuple[list[int], list[memoryview]]:
         every = np.unique(np.concatenate(ranges), axis=0).tolist()
-        self._pieces = ([a for a, _ in every], [batch.take(self.key, a, b) for a, b in every])
+        return [a for a, _ in every], [batch.take(self.key, a, b) for a, b in every]
 
     def close(self) -> None:
         if not self.closed:
             self.engine.close()
             self._blocks.clear()
+            self._nodes.clear()
             self._pieces = self._own = ([], [])
+            self._held = None
         super().close()

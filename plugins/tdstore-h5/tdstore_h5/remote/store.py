@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.dtypes import from_numpy, numpy_dtype, repair_bools
+from tdstore.dtypes import from_numpy, numpy_dtype, repair_bools, to_numpy
 from tdstore.engine import Engine, parent_and_name
 from tdstore.errors import (
     CorruptStoreError,
@@ -35,6 +35,7 @@ from tdstore_h5.file.document import DIRTY, MANIFEST, Document, decode_dirty, de
 from tdstore_h5.file.tree import Contents, Leaf, Walker, check_believable
 from tdstore_h5.foreign import foreign_header
 from tdstore_h5.remote.engine_file import EngineFile
+from tdstore_h5.remote.row_chunks import RowChunks
 from tdstore_h5.rows import chunked
 from tdstore_h5.rows.checksums import LeafSums, Sums, hashed
 from tdstore_h5.rows.contiguous import Bytes, blocks_of
@@ -43,6 +44,8 @@ _NO_ROWS: Ints = np.empty((0, 2), np.int64)
 _NO_GRAINS: Ints = np.empty(0, np.int64)
 VERIFY_BYTES = 32 << 20
 """Bytes of a round of `verify`."""
+LEVELS = 8
+"""Rounds in which the index of the chunks of a dataset is read; if it takes more, it is no tree."""
 SLACK = 256 << 10
 """Bytes that a read of a leaf may fetch beside its own, or as many as its own, to compare whole grains."""
 
@@ -88,6 +91,12 @@ def _plain(location: str) -> str:
     return location.partition("?")[0]
 
 
+def covered_bytes(ranges: Ints) -> int:
+    """Return how many bytes are fetched for ranges, with the gaps between near ones."""
+    merged = cover(ranges)
+    return int((merged[:, 1] - merged[:, 0]).sum())
+
+
 class RemoteH5Store(CheckedStore[Leaf]):
     """The datasets of one HDF5 file as leaves, read only. Made by `open_h5` for a URL."""
 
@@ -106,6 +115,7 @@ class RemoteH5Store(CheckedStore[Leaf]):
         """Checksums that are still to be compared."""
         self._file: h5py.File | None = None
         self._chunks: dict[Path, dict[tuple[int, ...], tuple[int, int]]] = {}
+        self._row_chunks: dict[Path, RowChunks] = {}
         # h5py works on one file object, which holds the ranges of one read.
         self._reading = threading.Lock()
 
@@ -173,6 +183,7 @@ class RemoteH5Store(CheckedStore[Leaf]):
     def _read(self, wanted: Sequence[tuple[Leaf, Read]]) -> list[Tensor]:
         with self._reading:
             self._refuse_absent(wanted)
+            self._locate_chunks([leaf_and_read for leaf_and_read in wanted if not leaf_and_read[0].plain])
             plans = [self._plan(leaf, r) for leaf, r in wanted]
             grains = [self._grains(leaf, r) for leaf, r in wanted]
             further = [self._plan_grains(leaf, r.path, g) for (leaf, r), g in zip(wanted, grains, strict=True)]
@@ -206,6 +217,12 @@ class RemoteH5Store(CheckedStore[Leaf]):
         partly = np.intersect1d(found, self._sums.partly(r.path, leaf.spec, starts, size))
         if len(partly) * self._sums.leaves[r.path].grain > max(SLACK, len(starts) * size * leaf.spec.dtype.itemsize):
             return np.setdiff1d(found, partly)
+        if len(partly) and not leaf.plain:  # its chunks may lie between those of other leaves
+            plan = self._plan(leaf, r)
+            fetched = covered_bytes(plan)
+            more = covered_bytes(np.concatenate([plan, self._plan_grains(leaf, r.path, found)])) - fetched
+            if more > max(SLACK, fetched):
+                return np.setdiff1d(found, partly)
         return found
 
     def _plan_grains(self, leaf: Leaf, path: Path, grains: Ints) -> Ints:
@@ -226,6 +243,12 @@ class RemoteH5Store(CheckedStore[Leaf]):
         def read(_: Path, start: int, stop: int) -> Bytes:
             if leaf.plain and leaf.offset is not None:
                 return np.frombuffer(batch.take(self._source.key, leaf.offset + start, leaf.offset + stop), np.uint8)
+            if leaf.spec.shape:
+                row = leaf.spec.nbytes // leaf.spec.shape[0]
+                first = start // row
+                rows = self._decoded(Read(path, (slice(first, -(-stop // row), 1),)), batch)
+                if rows is not None:
+                    return to_numpy(rows.reshape(-1)).view(np.uint8)[start - first * row : stop - first * row]
             with self._h5(f"reading {path_text(path)}"):
                 return chunked.read_bytes(self._dataset(leaf), leaf.spec, start, stop)
 
@@ -249,6 +272,10 @@ class RemoteH5Store(CheckedStore[Leaf]):
             return byte_ranges(spec.shape, spec.dtype.itemsize, r.index) + leaf.offset
         if 0 in index_shape(spec.shape, r.index):
             return _NO_ROWS
+        chunks = self._row_chunks.get(r.path)
+        rows = None if chunks is None else chunks.rows(r.index)
+        if chunks is not None and rows is not None:
+            return chunks.ranges(rows)
         with self._h5(f"locating {path_text(r.path)}"):
             dataset = self._dataset(leaf)
             if dataset.chunks is None:
@@ -259,15 +286,48 @@ class RemoteH5Store(CheckedStore[Leaf]):
                 return cover(byte_ranges(spec.shape, dataset.dtype.itemsize, r.index) + offset, 64 << 10)
             return self._chunk_ranges(r.path, dataset, r.index)
 
+    def _locate_chunks(self, wanted: Sequence[tuple[Leaf, Read]]) -> None:
+        """Read the indices of the chunks of these leaves, all in as many rounds as the deepest of them has levels."""
+        new = {r.path: leaf for leaf, r in wanted if r.path not in self._chunks}
+        for _ in range(LEVELS):
+            new = {path: leaf for path, leaf in new.items() if not self._read_index(path, leaf, collecting=True)}
+            if not new or not self._source.fetch_missing():
+                break
+        for path, leaf in new.items():  # an index of another kind
+            self._read_index(path, leaf, collecting=False)
+        self._source.forget_nodes()
+
+    def _read_index(self, path: Path, leaf: Leaf, *, collecting: bool) -> bool:
+        """Read the index of the chunks of a dataset; return whether all of it was there, or there is none."""
+        found: dict[tuple[int, ...], tuple[int, int]] = {}
+        skipped: dict[tuple[int, ...], int] = {}
+
+        def add(info: Any) -> None:
+            found[tuple(info.chunk_offset)] = (info.byte_offset, info.byte_offset + info.size)
+            if info.filter_mask:
+                skipped[tuple(info.chunk_offset)] = info.filter_mask
+
+        with self._h5(f"locating {path_text(path)}"):
+            dataset = self._dataset(leaf)
+            if dataset.chunks is None:
+                return True
+            if collecting:
+                try:
+                    with self._source.collecting(len(dataset.shape)):
+                        dataset.id.chunk_iter(add)
+                except (OSError, RuntimeError):
+                    if not self._source.is_missing_some:
+                        raise
+                    return False
+            else:
+                dataset.id.chunk_iter(add)
+            rows = RowChunks.of(dataset, leaf.spec, found, skipped)
+        self._chunks[path] = found
+        if rows is not None:
+            self._row_chunks[path] = rows
+        return True
+
     def _chunk_ranges(self, path: Path, dataset: h5py.Dataset, index: StoreIndex) -> Ints:
-        if path not in self._chunks:
-            found: dict[tuple[int, ...], tuple[int, int]] = {}
-
-            def add(info: Any) -> None:
-                found[tuple(info.chunk_offset)] = (info.byte_offset, info.byte_offset + info.size)
-
-            dataset.id.chunk_iter(add)
-            self._chunks[path] = found
         known = self._chunks[path]
         axes = []
         for dim, (size, chunk) in enumerate(zip(dataset.shape, dataset.chunks, strict=True)):
@@ -284,8 +344,12 @@ class RemoteH5Store(CheckedStore[Leaf]):
     def _one(self, leaf: Leaf, r: Read, ranges: Ints, batch: Batch[str]) -> Tensor:
         spec = leaf.spec
         if not leaf.plain:
-            with self._h5(f"reading {path_text(r.path)}"):
-                value = chunked.read(self._dataset(leaf), spec, r.index, r.out)
+            decoded = self._decoded(r, batch)
+            if decoded is not None:
+                value = decoded if r.out is None else r.out.copy_(decoded)
+            else:
+                with self._h5(f"reading {path_text(r.path)}"):
+                    value = chunked.read(self._dataset(leaf), spec, r.index, r.out)
         elif leaf.offset is None:
             blank = full(LeafSpec((1,), spec.dtype, fill_value=spec.fill_value)).expand(spec.shape)
             value = gather(blank, r.index, r.out)
@@ -293,6 +357,11 @@ class RemoteH5Store(CheckedStore[Leaf]):
             value = self._assemble(spec, r, ranges, batch)
         repair_bools(value)
         return value
+
+    def _decoded(self, r: Read, batch: Batch[str]) -> Tensor | None:
+        """Return rows of chunks that were fetched; None if h5py must read them."""
+        chunks, key = self._row_chunks.get(r.path), self._source.key
+        return None if chunks is None else chunks.read(r.index, lambda a, b: batch.take(key, a, b))
 
     def _assemble(self, spec: LeafSpec, r: Read, ranges: Ints, batch: Batch[str]) -> Tensor:
         shape = index_shape(spec.shape, r.index)
