@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,12 @@ from tdstore.index.ranges import Range
 from tests.servers import FaultProxy, S3Server, WebServer
 
 ROWS = 500
+
+
+@pytest.fixture(autouse=True)
+def _no_other_engines() -> None:
+    """Engines of earlier tests would share their clients, and the connections of these."""
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +126,21 @@ def test_expectations_nest_and_end() -> None:
             raise KeyError
         assert expected_ranges() == 3
     assert expected_ranges() == 0
+
+
+def test_indices_of_zarr_find_connections_open(http: WebServer) -> None:
+    """They, or small objects, are fetched as soon as the root is there: one of them was, on its connection."""
+    pytest.importorskip("tdstore_zarr")
+    place = f"{name()}.zarr"
+    data = TensorDict({"x": torch.arange(640 * 100).reshape(640, 100)}, [640])
+    data.save(http.folder / place, chunks=1, shards=64).close()
+    with FaultProxy(http.port, latency_ms=300) as slow, tdstore.open(f"{slow.url}/{place}") as td:
+        assert len(heads(slow)) == 16
+        chunks = [request for request in slow.requests if "/c/" in request.path]
+        first = min(request.end for request in chunks)
+        # Not all: where a HEAD is answered later than the root, the client opens a further connection.
+        assert sum(request.start < first for request in chunks) >= 3
+        with tdstore.open(f"{slow.url}/{place}") as again:
+            assert len(heads(slow)) == 16, "the first one has opened them"
+            assert torch.equal(again[[3, 600]]["x"], data[[3, 600]]["x"])
+        assert torch.equal(td[[3, 600]]["x"], data[[3, 600]]["x"])

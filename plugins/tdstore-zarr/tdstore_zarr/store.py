@@ -16,7 +16,7 @@ from torch import Tensor
 from zarr.abc.store import Store as ZarrPythonStore
 
 from tdstore.dtypes import to_numpy
-from tdstore.engine import Engine, EngineCap
+from tdstore.engine import Engine, EngineCap, expect_ranges, expected_ranges
 from tdstore.errors import (
     CorruptStoreError,
     KeyNotFoundError,
@@ -56,6 +56,8 @@ from tdstore_zarr.session import Session
 
 LOOKS = 100
 """How often a reader looks again because a writer committed meanwhile."""
+INDICES = 16
+"""Connections that are opened beside the first request for a store behind a URL."""
 FEW_BYTES = 1 << 20
 """Results of up to so many bytes are allocated without a look at the memory of the machine."""
 
@@ -146,7 +148,10 @@ def open_zarr(
         scheme, rest = split_scheme(text)
     if scheme in ("", "file", "local") and "::" not in text:
         return _open_local(rest if scheme else text, mode, defaults, arguments)
-    return open_on(engine_of(text, storage_options), mode=mode, location=text, **arguments)
+    # The indices of shards follow the root: their connections are opened beside it.
+    with expect_ranges(max(expected_ranges(), INDICES if mode == "r" else 0)):
+        engine = engine_of(text, storage_options)
+    return open_on(engine, mode=mode, location=text, **arguments)
 
 
 def _open_object(location: object, mode: Mode, defaults: dict[str, Any], arguments: dict[str, Any]) -> ZarrStore:
