@@ -1,97 +1,235 @@
-"""A bucket behind a slow wire, in a process of its own: nginx answers the GETs of S3, and a relay delays its bytes.
+"""A server behind a slow wire: the files of a folder, each answer a latency late, from a process of its own.
 
-nginx serves a folder as buckets and keys, and does not look at signatures. It answers some thousands of requests a
-second, of which an imitation of S3 in Python answers some hundreds: what is measured is then the reader.
+It takes some 50 us of CPU for a request, a third of what nginx and a relay before it take: on a machine of two cores,
+what is measured is then the reader. It serves what readers ask web servers and buckets for: GET and HEAD, ranges,
+and `If-Match`. It looks neither at signatures nor at queries.
 """
 
 from __future__ import annotations
 
-import asyncio
+import heapq
+import itertools
 import multiprocessing
+import os
+import re
+import select
+import socket
 import sys
-from collections.abc import Iterator
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from email.utils import formatdate
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.servers import S3Server, http_nginx
+from tests.servers import S3Server
 
 BUCKET = "bucket"
+RANGE = re.compile(rb"\r\nrange: *bytes=(\d*)-(\d*)\r\n", re.IGNORECASE)
+MATCH = re.compile(rb"\r\nif-match: *([^\r]*)\r\n", re.IGNORECASE)
+LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
+DATE = formatdate(0, usegmt=True)
 
 
-class End(asyncio.Protocol):
-    """One end of a connection: what it receives, the other end sends half a latency later."""
+class Client:
+    """One connection: what was received of its next request, and what was not sent of its answers."""
 
-    def __init__(self, half: float) -> None:
-        self.half = half
-        self.other: End | None = None
-        self.transport: asyncio.Transport | None = None
-        self.early: list[bytes] = []
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        for data in self.early:
-            transport.write(data)
-
-    def data_received(self, data: bytes) -> None:
-        assert self.other is not None
-        asyncio.get_running_loop().call_later(self.half, self.other.send, data)
-
-    def send(self, data: bytes) -> None:
-        if self.transport is None:
-            self.early.append(data)
-        elif not self.transport.is_closing():
-            self.transport.write(data)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        other = self.other
-        if other is not None:
-            asyncio.get_running_loop().call_later(self.half, lambda: other.transport and other.transport.close())
+    def __init__(self, connection: socket.socket, free: float) -> None:
+        self.socket = connection
+        self.free = free
+        """When its first request may arrive: a new connection costs a latency."""
+        self.received = b""
+        self.unsent: list[memoryview] = []
 
 
-class Client(End):
-    """The end at the client, whose first bytes wait for one latency more: the handshake."""
+class Server:
+    """Serve a folder, each answer so many milliseconds late.
 
-    def __init__(self, half: float, port: int) -> None:
-        super().__init__(half)
-        self.port = port
-        self.opened = 0.0
+    It is a loop over epoll in one thread: what delays an answer is a heap, not a task.
+    """
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        loop = asyncio.get_running_loop()
-        self.opened = loop.time() + 2 * self.half
-        self.other = End(self.half)
-        self.other.other = self
-        self.connecting = loop.create_task(loop.create_connection(lambda: self.other or End(0), "127.0.0.1", self.port))
+    def __init__(self, folder: Path, milliseconds: float) -> None:
+        self._folder, self._latency = folder, milliseconds / 1000
+        self._clients: dict[int, Client] = {}
+        self._due: list[tuple[float, int, Client, bytes, memoryview]] = []
+        self._order = itertools.count()
+        self._files: dict[bytes, tuple[memoryview, bytes] | None] = {}
+        self._epoll = select.epoll()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self._listener.setblocking(False)
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self.port = int(self._listener.getsockname()[1])
 
-    def data_received(self, data: bytes) -> None:
-        assert self.other is not None
-        loop = asyncio.get_running_loop()
-        loop.call_at(max(loop.time(), self.opened) + self.half, self.other.send, data)
+    def run(self, until: int) -> None:
+        """Serve until a file descriptor can be read."""
+        while True:
+            wait = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
+            # `epoll.poll` waits for whole milliseconds, `select` for microseconds.
+            if until in select.select([self._epoll, until], [], [], wait)[0]:
+                return
+            for number, event in self._epoll.poll(0):
+                if number == self._listener.fileno():
+                    self._accept()
+                elif event & select.EPOLLOUT:
+                    self._send(self._clients[number])
+                else:
+                    self._receive(self._clients[number])
+            now = time.monotonic()
+            while self._due and self._due[0][0] <= now:
+                _, _, client, head, body = heapq.heappop(self._due)
+                if client.socket.fileno() >= 0:
+                    # Small answers leave in one packet.
+                    client.unsent += [memoryview(head + body)] if len(body) < 1 << 16 else [memoryview(head), body]
+                    self._send(client)
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._clients[connection.fileno()] = Client(connection, time.monotonic() + self._latency)
+        self._epoll.register(connection, select.EPOLLIN)
+
+    def _receive(self, client: Client) -> None:
+        try:
+            data = client.socket.recv(1 << 16)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._close(client)
+            return
+        client.received += data
+        while (end := client.received.find(b"\r\n\r\n")) >= 0:
+            request, client.received = client.received[: end + 2], client.received[end + 4 :]
+            due = max(time.monotonic(), client.free) + self._latency
+            heapq.heappush(self._due, (due, next(self._order), client, *self._answer(request)))
+
+    def _send(self, client: Client) -> None:
+        try:
+            while client.unsent:
+                sent = client.socket.send(client.unsent[0])
+                client.unsent[0] = client.unsent[0][sent:]
+                if not client.unsent[0]:
+                    del client.unsent[0]
+        except BlockingIOError:
+            self._epoll.modify(client.socket, select.EPOLLIN | select.EPOLLOUT)
+        except ConnectionError:
+            self._close(client)
+        else:
+            self._epoll.modify(client.socket, select.EPOLLIN)
+
+    def _close(self, client: Client) -> None:
+        del self._clients[client.socket.fileno()]
+        client.socket.close()
+
+    # -- HTTP --------------------------------------------------------------------------------
+    def _answer(self, request: bytes) -> tuple[bytes, memoryview]:
+        method, path, _ = request.split(b" ", 2)
+        nothing = memoryview(b"")
+        found = self._file(path.partition(b"?")[0])
+        if method not in (b"GET", b"HEAD"):
+            return _head("405 Method Not Allowed", 0), nothing
+        if found is None:
+            return _head("404 Not Found", 0), nothing
+        data, tag = found
+        match = MATCH.search(request)
+        if match is not None and match[1] != tag:
+            return _head("412 Precondition Failed", 0), nothing
+        more = f"ETag: {tag.decode()}\r\nLast-Modified: {DATE}\r\nAccept-Ranges: bytes\r\n"
+        asked, status, size = RANGE.search(request), "200 OK", len(data)
+        if asked is not None:
+            if asked[1]:
+                start, stop = int(asked[1]), min(int(asked[2]) + 1, size) if asked[2] else size
+            else:
+                start, stop = max(0, size - int(asked[2])), size
+            if start >= stop:
+                return _head("416 Range Not Satisfiable", 0, f"Content-Range: bytes */{size}\r\n"), nothing
+            status, data = "206 Partial Content", data[start:stop]
+            more += f"Content-Range: bytes {start}-{stop - 1}/{size}\r\n"
+        return _head(status, len(data), more), nothing if method == b"HEAD" else data
+
+    def _file(self, path: bytes) -> tuple[memoryview, bytes] | None:
+        if path not in self._files:
+            name = os.path.normpath(urllib.parse.unquote(path.decode())).lstrip("/")
+            try:
+                data = (self._folder / name).read_bytes()
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                self._files[path] = None
+            else:
+                self._files[path] = memoryview(data), f'"{len(self._files):x}-{len(data):x}"'.encode()
+        return self._files[path]
+
+
+def _head(status: str, length: int, more: str = "") -> bytes:
+    return (
+        f"HTTP/1.1 {status}\r\nContent-Type: application/octet-stream\r\nContent-Length: {length}\r\n{more}\r\n"
+    ).encode()
+
+
+def floor_seconds(port: int, requests: Sequence[tuple[str, str, str]]) -> Callable[[], float]:
+    """Return a function that sends requests at once, and returns the seconds until the last answer is there.
+
+    It is what a reader costs that does nothing else: no client library, no checks, and connections that are open.
+
+    Args:
+        port: of the server.
+        requests: method, path and range of each.
+    """
+    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in requests]
+    lines = []
+    for connection, (method, path, wanted) in zip(sockets, requests, strict=True):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        lines.append(
+            f"{method} {path} HTTP/1.1\r\nHost: x\r\n{f'Range: {wanted}' if wanted else 'X: x'}\r\n\r\n".encode()
+        )
+
+    def once() -> float:
+        start = time.perf_counter()
+        left: dict[int, tuple[socket.socket, bytearray]] = {}
+        with select.epoll() as epoll:
+            for connection, line in zip(sockets, lines, strict=True):
+                connection.send(line)
+                epoll.register(connection, select.EPOLLIN)
+                left[connection.fileno()] = connection, bytearray()
+            while left:
+                for number, _ in epoll.poll():
+                    connection, answer = left[number]
+                    data = connection.recv(1 << 18)
+                    if not data:
+                        raise ConnectionResetError("the server closed a connection")
+                    answer += data
+                    if _is_whole(answer):
+                        epoll.unregister(connection)
+                        del left[number]
+        return time.perf_counter() - start
+
+    return once
+
+
+def _is_whole(answer: bytearray) -> bool:
+    end = answer.find(b"\r\n\r\n", 0, 1000)
+    length = LENGTH.search(answer, 0, end + 2) if end >= 0 else None
+    return length is not None and len(answer) >= end + 4 + int(length[1])
 
 
 def _serve(pipe: Connection, folder: str, milliseconds: float) -> None:
-    async def run(port: int) -> None:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Client(milliseconds / 2000, port), "127.0.0.1", 0, backlog=512)
-        pipe.send(server.sockets[0].getsockname()[1])
-        await loop.run_in_executor(None, pipe.poll, None)
-
-    with http_nginx(folder) as web:
-        asyncio.run(run(web.port))
+    server = Server(Path(folder), milliseconds)
+    pipe.send(server.port)
+    server.run(pipe.fileno())
 
 
 @contextmanager
-def slow_bucket(folder: Path, milliseconds: float) -> Iterator[S3Server]:
-    """Serve `folder/bucket` as an S3 bucket, read only, each request of which costs a latency.
+def slow_server(folder: Path, milliseconds: float) -> Iterator[int]:
+    """Serve a folder, read only; each request costs a latency. The files do not change meanwhile.
 
     Args:
-        folder: where the bucket is; others may read it.
+        folder: what is served.
         milliseconds: what a request costs. A new connection costs as much.
+
+    Yields:
+        the port.
     """
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
@@ -99,7 +237,14 @@ def slow_bucket(folder: Path, milliseconds: float) -> Iterator[S3Server]:
     process.start()
     theirs.close()
     try:
-        yield S3Server(f"http://127.0.0.1:{ours.recv()}", "key", "secret", BUCKET)
+        yield ours.recv()
     finally:
         ours.send(None)
         process.join(10)
+
+
+@contextmanager
+def slow_bucket(folder: Path, milliseconds: float) -> Iterator[S3Server]:
+    """Serve `folder/bucket` as an S3 bucket, as `slow_server` does."""
+    with slow_server(folder, milliseconds) as port:
+        yield S3Server(f"http://127.0.0.1:{port}", "key", "secret", BUCKET)
