@@ -75,7 +75,48 @@ def index_shape(shape: Iterable[int], index: object) -> torch.Size:
     if traced():
         device = next((term.device for term in as_terms(index) if isinstance(term, Tensor)), "cpu")
         return torch.empty((), device=device).expand(tuple(shape))[index].shape  # type: ignore[index]
-    return Selection.full(shape)[index].shape
+    size = torch.Size(shape)
+    found = _usual_shape(size, as_terms(index))
+    return Selection.full(size)[index].shape if found is None else found
+
+
+def _usual_shape(shape: torch.Size, terms: tuple[Any, ...]) -> torch.Size | None:
+    """Compute what ints, slices, None and one tensor of positions or mask give; None for others and for errors."""
+    sizes: list[int] = []
+    dim, ndim, tensors = 0, len(shape), 0
+    for term in terms:
+        kind = type(term)
+        if term is None:
+            sizes.append(1)
+            continue
+        if dim == ndim:
+            return None
+        size = shape[dim]
+        if kind is slice:
+            if term.step is not None and (type(term.step) is not int or term.step <= 0):
+                return None
+            sizes.append(len(range(*term.indices(size))))
+        elif kind is int:
+            if not -size <= term < size:
+                return None
+        elif kind is Tensor and term.is_cpu and not tensors:
+            tensors = 1
+            if term.dtype is torch.int64:
+                rows = term.numpy()
+                unsigned = rows.view(np.uint64)  # negative ones are the largest of all here
+                far = rows.size and unsigned.item(unsigned.argmax()) >= size
+                if far and (rows.min() < -size or rows.max() >= size):
+                    return None
+                sizes += term.shape
+            elif term.dtype is torch.bool and term.ndim and term.shape == shape[dim : dim + term.ndim]:
+                sizes.append(int(np.count_nonzero(term.numpy())))
+                dim += term.ndim - 1
+            else:
+                return None
+        else:
+            return None
+        dim += 1
+    return torch.Size((*sizes, *shape[dim:]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -58,11 +58,12 @@ _FLOATS = frozenset({torch.float32, torch.float64})
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
-def as_tensors(operand: Any, leaves: list[Tensor]) -> object:
+def as_tensors(operand: Any, leaves: list[Tensor], *, plain: bool = False) -> object:
     """Convert a list with one number for all leaves to tensors of their dtypes.
 
     Other operands are returned unchanged, and so are numbers if the leaves are not plain tensors of float32 or float64
-    in main memory: a tensor promotes other dtypes differently than a number does, or is rounded.
+    in main memory: a tensor promotes other dtypes differently than a number does, or is rounded. With `plain`, the
+    caller knows that they are.
     """
     if type(operand) is not list or len(operand) < 2:
         return operand
@@ -73,7 +74,7 @@ def as_tensors(operand: Any, leaves: list[Tensor]) -> object:
     parts: list[Tensor] = []
     for leaf in leaves:
         dtype = leaf.dtype
-        if dtype not in _FLOATS or type(leaf) not in _PLAIN or not leaf.is_cpu:
+        if not plain and (dtype not in _FLOATS or type(leaf) not in _PLAIN or not leaf.is_cpu):
             return operand
         if dtype not in made:
             try:
@@ -91,7 +92,7 @@ def _can_cast(source: torch.dtype, target: torch.dtype) -> bool:
     return target is not torch.bool or source is torch.bool
 
 
-def _alike(leaves: Sequence[Tensor], operands: Sequence[Any], numbers: bool) -> bool:
+def alike(leaves: Sequence[Tensor], operands: Sequence[Any], numbers: bool = True) -> bool:
     """Check whether all are plain floats in main memory, with tensors of their dtypes and shapes as operands.
 
     Args:
@@ -114,22 +115,28 @@ def _alike(leaves: Sequence[Tensor], operands: Sequence[Any], numbers: bool) -> 
     return True
 
 
-def _in_place(
-    fn: Callable[..., Sequence[Tensor]], at_once: Callable[..., None], *, numbers: bool = True
-) -> Callable[..., None]:
-    """Return the in-place form of a function over lists. It raises if a result needs a wider dtype, as torch does.
+class InPlace:
+    """The in-place form of a function over lists. It raises if a result needs a wider dtype, as torch does.
 
     Args:
         fn: returns the results.
-        at_once: does it in place, for leaves and operands whose results can be stored in any case.
+        at_once: does it in place, for leaves and operands that are `alike`.
         numbers: whether the last operand of `at_once` may be numbers.
     """
 
-    def write(leaves: Sequence[Tensor], *operands: Any) -> None:
-        if not traced() and _alike(leaves, operands, numbers):
-            at_once(leaves, *operands)
+    __slots__ = ("at_once", "fn", "numbers")
+
+    def __init__(
+        self, fn: Callable[..., Sequence[Tensor]], at_once: Callable[..., None], *, numbers: bool = True
+    ) -> None:
+        self.fn, self.at_once, self.numbers = fn, at_once, numbers
+
+    def __call__(self, leaves: Sequence[Tensor], *operands: Any) -> None:
+        """Write the results into the leaves."""
+        if not traced() and alike(leaves, operands, self.numbers):
+            self.at_once(leaves, *operands)
             return
-        for leaf, result in zip(leaves, fn(leaves, *operands), strict=True):
+        for leaf, result in zip(leaves, self.fn(leaves, *operands), strict=True):
             if not _can_cast(result.dtype, leaf.dtype):
                 raise InvalidStateError(
                     f"a result of dtype {result.dtype} cannot be stored in a leaf of dtype {leaf.dtype}"
@@ -139,8 +146,6 @@ def _in_place(
                     f"a result of shape {list(result.shape)} does not fit a leaf of {list(leaf.shape)}"
                 )
             leaf.copy_(result)
-
-    return write
 
 
 def _like(leaf: Tensor, other: Any) -> Tensor:
@@ -330,34 +335,34 @@ class ArithmeticOps(OpsBase):
 
     def maximum_(self, other: Any) -> Self:
         """Take the larger of every leaf and `other`, in place."""
-        return self._foreach_(_in_place(_maximum, torch._foreach_maximum_), other)
+        return self._foreach_(InPlace(_maximum, torch._foreach_maximum_), other)
 
     def minimum_(self, other: Any) -> Self:
         """Take the smaller of every leaf and `other`, in place."""
-        return self._foreach_(_in_place(_minimum, torch._foreach_minimum_), other)
+        return self._foreach_(InPlace(_minimum, torch._foreach_minimum_), other)
 
     def clamp_max_(self, other: Any) -> Self:
         """Bound every leaf from above, in place."""
-        return self._foreach_(_in_place(_clamp_max, torch._foreach_clamp_max_), other)
+        return self._foreach_(InPlace(_clamp_max, torch._foreach_clamp_max_), other)
 
     def clamp_min_(self, other: Any) -> Self:
         """Bound every leaf from below, in place."""
-        return self._foreach_(_in_place(_clamp_min, torch._foreach_clamp_min_), other)
+        return self._foreach_(InPlace(_clamp_min, torch._foreach_clamp_min_), other)
 
     def lerp_(self, end: Any, weight: Any) -> Self:
         """Interpolate every leaf in place, as `Tensor.lerp_`."""
-        return self._foreach_(_in_place(_lerp, torch._foreach_lerp_), end, weight)
+        return self._foreach_(InPlace(_lerp, torch._foreach_lerp_), end, weight)
 
     def addcmul_(self, other1: Any, other2: Any, *, value: float = 1) -> Self:
         """Add `value * other1 * other2` to every leaf in place, as `Tensor.addcmul_`."""
         return self._foreach_(
-            _in_place(_addcmul(value), partial(torch._foreach_addcmul_, value=value), numbers=False), other1, other2
+            InPlace(_addcmul(value), partial(torch._foreach_addcmul_, value=value), numbers=False), other1, other2
         )
 
     def addcdiv_(self, other1: Any, other2: Any, *, value: float = 1) -> Self:
         """Add `value * other1 / other2` to every leaf in place, as `Tensor.addcdiv_`."""
         return self._foreach_(
-            _in_place(_addcdiv(value), partial(torch._foreach_addcdiv_, value=value), numbers=False), other1, other2
+            InPlace(_addcdiv(value), partial(torch._foreach_addcdiv_, value=value), numbers=False), other1, other2
         )
 
     # -- operators --------------------------------------------------------------------------

@@ -67,6 +67,8 @@ def multiply(dtype: torch.dtype | None) -> Reduction:
     """Build the reduction for prod; torch takes one dimension at a time."""
 
     def fn(t: Tensor, dims: Dims, keep: bool) -> Tensor:
+        if not keep and t.ndim > 1 and len(dims) == t.ndim:
+            return torch.prod(t, dtype=dtype)
         for d in sorted(dims, reverse=True):
             t = torch.prod(t, d, keep, dtype=dtype)
         return t

@@ -92,10 +92,14 @@ class RearrangeOps(ReshapeOps):
             BatchSizeError: not as many positions as dimensions. DimensionError: one that is out of range.
         """
         n = len(self.batch_size)
-        if len(_dims(source, n)) != len(_dims(destination, n)):
+        old, new = _dims(source, n), _dims(destination, n)
+        if len(old) != len(new):
             raise BatchSizeError(f"movedim of {source} to {destination}: not as many places as dimensions")
-        torch.empty(self.batch_size, device="meta").movedim(source, destination)  # type: ignore[arg-type]  # checks
-        pairs = dict(zip(_dims(destination, n), _dims(source, n), strict=True))
+        if len(old) != 1 or type(source) is not int or type(destination) is not int:
+            torch.empty(self.batch_size, device="meta").movedim(source, destination)  # type: ignore[arg-type]  # checks
+        elif old == new:
+            return self._return_unchanged()
+        pairs = dict(zip(new, old, strict=True))
         rest = iter(d for d in range(n) if d not in pairs.values())
         return self.permute([pairs[d] if d in pairs else next(rest) for d in range(n)])
 
@@ -245,11 +249,14 @@ class RearrangeOps(ReshapeOps):
             return self._apply_inplace_result(many, "repeat_interleave", inplace)
         at = as_dim(dim, len(old))
         new = list(old)
-        new[at] = (
-            torch.arange(old[at], device="cpu")
-            .repeat_interleave(torch.as_tensor(repeats).cpu(), 0, output_size=output_size)
-            .numel()
-        )
+        if type(repeats) is int and repeats >= 0 and output_size is None:
+            new[at] *= repeats
+        else:
+            new[at] = (
+                torch.arange(old[at], device="cpu")
+                .repeat_interleave(torch.as_tensor(repeats).cpu(), 0, output_size=output_size)
+                .numel()
+            )
         many = self._interleaved(repeats, at, output_size, torch.Size(new), names)
         return self._apply_inplace_result(many, "repeat_interleave", inplace)
 

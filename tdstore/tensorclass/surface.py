@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from types import FunctionType, MemberDescriptorType
 from typing import Any
 
-from torch import Size
+from torch import Size, device, dtype
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.tensorclasses import Typed, unwrap
@@ -33,6 +33,10 @@ _OWN = {
     "__new__", "__init__", "__init_subclass__", "__class_getitem__", "__getattr__", "__setattr__", "__delattr__",
     "__reduce_ex__",
 }  # fmt: skip
+_FACTS = frozenset(
+    {Size, int, bool, float, str, type(None), device, dtype, list, type({}.keys()), type({}.values()), type({}.items())}
+)
+"""What is never wrapped: results of these types are returned as they are."""
 
 
 def install(target: type[Typed], source: type) -> None:
@@ -91,7 +95,9 @@ def _method(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         td = self._tensordict
-        made = getattr(td, name)(*map(bare, args), **kwargs)
+        made = getattr(td, name)(*map(bare, args), **kwargs) if args or kwargs else getattr(td, name)()
+        if type(made) in _FACTS:
+            return made
         if isinstance(made, Future):
             return later(lambda: _result(self, made.result(), kwargs))
         return _result(self, made, kwargs)
@@ -141,7 +147,7 @@ def _class_method(name: str, fn: Callable[..., Any], source: type) -> Any:
 def _attribute(name: str, doc: str | None) -> property:
     def get(self: Any) -> Any:
         made = getattr(self._tensordict, name)
-        return made if type(made) is Size else again(type(self), made)
+        return made if type(made) in _FACTS else again(type(self), made)
 
     def put(self: Any, value: Any) -> None:
         setattr(self._tensordict, name, value)

@@ -83,10 +83,14 @@ class KeysView(abc.KeysView[Any]):
         self._args = (include_nested, leaves_only, is_leaf, sort)
 
     def __iter__(self) -> Iterator[Any]:
-        return (key for key, _, _ in walk(self._td, *self._args, self._args[3]))
+        include_nested, leaves_only, _, sort = self._args
+        if not (include_nested or leaves_only):
+            return iter(sorted(self._td._first_keys()) if sort else list(self._td._first_keys()))
+        return (key for key, _, _ in walk(self._td, *self._args, sort))
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        include_nested, leaves_only, _, _ = self._args
+        return sum(1 for _ in (self if include_nested or leaves_only else self._td._first_keys()))
 
     def __contains__(self, key: object) -> bool:
         path = entry_path(key)  # type: ignore[arg-type]

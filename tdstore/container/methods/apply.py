@@ -16,6 +16,7 @@ from tdstore.container.storage.block_writer import leaf_forms
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.index.shapes import as_size
+from tdstore.storekit.pages import HOLES
 from tdstore.types import Path, path_text
 
 
@@ -170,16 +171,20 @@ class ApplyMixin(Container):
             tensor([3., 3.])
         """
         if (
-            not (others or inplace or propagate_lock or call_on_nested)
+            not (others or propagate_lock or call_on_nested)
             and batch_size is None
             and out is None
             and is_leaf is None
             and filter_empty is None
             and device is NO_DEFAULT
             and names is NO_DEFAULT
+            and not (inplace and HOLES)
             and self._is_plain_tree()
         ):
-            return self._map_plain(fn)  # type: ignore[no-any-return]
+            results: Self | None = self._map_plain(fn)
+            if not inplace or results is None:
+                return results  # type: ignore[return-value]  # None where all results were
+            return self.update(results, inplace=True)
         made: Self = self._map_leaves(
             fn,
             others,

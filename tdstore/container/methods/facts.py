@@ -154,7 +154,7 @@ class MeasureMixin(Container):
     @property
     def requires_grad(self) -> bool:
         """Whether any leaf requires a gradient."""
-        return any(leaf.requires_grad for leaf in self._leaf_list())
+        return True in [leaf.requires_grad for leaf in self._leaf_list()]
 
     @property
     def grad(self) -> Self | None:

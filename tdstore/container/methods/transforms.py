@@ -174,7 +174,7 @@ class TransformsMixin(Container):
         """Return whether every leaf is contiguous in memory."""
         plain = self._plain_leaves()
         if plain is not None:
-            return all(t.is_contiguous() for t in plain)
+            return False not in [t.is_contiguous() for t in plain]
         if self._resident() is not self or _stacked_below(self) is not self:
             return False
         return all(t.is_contiguous() for t in self._leaf_list())

@@ -217,8 +217,8 @@ class ResidentTree(TensorDictBase):
             if not old.is_contiguous() and old.layout is torch.strided and not _lists_rows(index):
                 check_no_overlap(old[index])
             return value
-        # Faster than index_shape, but it reads rows: on a full tmpfs that is no better than to write them.
-        target = index_shape(old.shape, index) if HOLES else old[index].shape
+        # Views are faster than index_shape; rows would be read, on a full tmpfs no better than to write them.
+        target = index_shape(old.shape, index) if HOLES or _lists_rows(index) else old[index].shape
         while value.ndim > len(target) and value.shape[0] == 1:
             value = value[0]  # as torch does
         if not fits(value.shape, target):
@@ -228,11 +228,21 @@ class ResidentTree(TensorDictBase):
         return value
 
     def _resize_plain(self, batch_size: torch.Size) -> bool:
+        if batch_size == self._batch_size and self._all_start_with(batch_size):
+            return True
         nodes: list[ResidentTree] = []
         if not self._plan_resize(batch_size, nodes):
             return False
         for node in nodes:
             node._batch_size = batch_size
+        return True
+
+    def _all_start_with(self, batch_size: torch.Size) -> bool:
+        """Check whether the batch sizes of all nested TensorDicts start with one that this TensorDict has."""
+        n = len(batch_size)
+        for value in self._data.values():
+            if type(value) is not Tensor and isinstance(value, Container) and value.batch_size[:n] != batch_size:
+                return False
         return True
 
     def _plan_resize(self, batch_size: torch.Size, nodes: list[ResidentTree]) -> bool:
@@ -281,9 +291,16 @@ class ResidentTree(TensorDictBase):
                 self._data[key] = self._coerce(key, value)
 
     def _set_names(self, names: Names) -> None:
-        self._names = names
-        for value in self._groups():
-            value._set_names(names_below(names, value._names, value.batch_dims))
+        plain = self._resident_class
+        waiting = [(self, names)]
+        while waiting:
+            node, names = waiting.pop()
+            node._names = names
+            for value in node._data.values():
+                if type(value) is plain:
+                    waiting.append((value, names and names_below(names, value._names, len(value._batch_size))))
+                elif type(value) is not Tensor and isinstance(value, Container):
+                    value._set_names(names_below(names, value._names, value.batch_dims))
 
     # -- trees -------------------------------------------------------------------------------
     def _move(
@@ -413,11 +430,13 @@ class ResidentTree(TensorDictBase):
                 out.append(value)
             elif isinstance(value, UnbatchedTensor):
                 out.append(value.wrapped if plain else value)
-            elif isinstance(value, ResidentTree):
-                own &= value._collect(out, plain=plain)
             elif isinstance(value, Container):
-                out += value._leaf_list()
-                own = False
+                group = value._tensordict if isinstance(value, Typed) else value
+                if isinstance(group, ResidentTree):
+                    own &= group._collect(out, plain=plain)
+                else:
+                    out += value._leaf_list()
+                    own = False
         return own
 
     def _plain_leaves(self) -> list[Tensor] | None:

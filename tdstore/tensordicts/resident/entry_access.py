@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.locks import READONLY
+from tdstore.index.rows import check_rows, put_rows
+from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident.indexing import IndexedTree
 from tdstore.types import NestedKey
 
 _CPU = torch.device("cpu")
+_SIMPLE = frozenset({int, slice, Tensor})
 
 
 class EntryTree(IndexedTree):
@@ -69,8 +72,15 @@ class EntryTree(IndexedTree):
         return self
 
     def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
-        mine = self._plain_leaf(key) if type(value) is Tensor and type(index) in (int, slice) and not HOLES else None
-        if mine is not None and not value.is_nested:
+        kind = type(index)
+        mine = self._plain_leaf(key) if type(value) is Tensor and kind in _SIMPLE and not HOLES else None
+        if mine is not None and kind is Tensor:
+            rows = index.ndim == 1 and index.dtype is torch.int64 and index.is_cpu and mine.is_cpu and not traced()
+            fits = rows and mine.ndim and value.dtype is mine.dtype and value.is_cpu and value.layout is torch.strided
+            if fits and value.shape == (len(index), *mine.shape[1:]):
+                put_rows(mine, check_rows(index, len(mine)), value)
+                return self
+        elif mine is not None and not value.is_nested:
             try:
                 part = mine[index]
             except (IndexError, ValueError):

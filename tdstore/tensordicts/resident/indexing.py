@@ -57,8 +57,10 @@ class IndexedTree(BindingMixin):
         kind = type(index)
         if kind is tuple:
             return self._at_terms(index)
+        if index is Ellipsis:
+            return self
         if not batch:
-            if index is None or index is Ellipsis or kind is bool or getattr(index, "dtype", None) is torch.bool:
+            if index is None or kind is bool or getattr(index, "dtype", None) is torch.bool:
                 return self._at_terms((index,))
             raise DimensionError(f"a TensorDict without batch dimensions cannot be indexed with {index!r}")
         n = batch[0]
@@ -74,12 +76,12 @@ class IndexedTree(BindingMixin):
                 return self  # and only then: whether a part is the whole must not depend on the data
             new = torch.Size((max(0, -(-(stop - start) // step)), *batch[1:]))
             return self._view_at(index, new, self._names, len(batch))
-        if index is Ellipsis:
-            return self
         if index is None:
             return self._view_at(None, torch.Size((1, *batch)), self._names and (None, *self._names), len(batch))
         rows: Tensor | None = None
         if not traced():
+            if kind is Tensor and not index.ndim and index.dtype is torch.int64 and index.is_cpu and not self._state:
+                return self._at(int(index))
             if kind is Tensor and index.dtype is torch.int64 and index.ndim == 1 and self._starts_with_cpu_tensor():
                 try:  # torch checks the rows as it copies them: good ones need not be checked before
                     return self._take(index, torch.Size((index.shape[0], *batch[1:])), self._names, len(batch))

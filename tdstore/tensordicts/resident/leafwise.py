@@ -11,13 +11,14 @@ from torch.compiler import is_compiling
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import LOCKED, READONLY
+from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.entries.unbatched import UnbatchedTensor
 from tdstore.container.functions.broadcast import below, check_leaves, tensor_operands, uneven, widened
 from tdstore.container.functions.compare import equal_positions, keys_compared
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import InvalidTypeError, KeyNotFoundError
-from tdstore.index.tracing import mapped, one_by_one
-from tdstore.ops.arithmetic import NUMBER_AS_TENSOR, as_tensors
+from tdstore.index.tracing import mapped, one_by_one, traced
+from tdstore.ops.arithmetic import NUMBER_AS_TENSOR, InPlace, alike, as_tensors
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident.entries import ResidentTree
 from tdstore.tensordicts.resident.write_checks import check_operands, rehearse
@@ -60,34 +61,34 @@ class LeafwiseTree(ResidentTree):
         if self._state & READONLY:
             self._check_writable()
         leaves: list[Tensor] = []
-        numbers = not any(isinstance(o, (Container, Tensor)) for o in operands)
-        if numbers and (plain := self._plain_leaves()) is not None:
-            leaves, own = plain, True  # those of nested tensorclasses too
-        else:
-            own = self._collect(leaves)
-        if not own or self._trains_below(leaves):
+        if not self._collect(leaves) or self._trains_below(leaves):
             self._mixed(lambda node, *parts: node._foreach_(fn, *parts), operands, exact=False)
         elif leaves:
             parts = [self._operand(o, leaves, exact=False) for o in operands]
-            for part in parts:
-                if isinstance(part, list) and isinstance(part[0], Tensor):
-                    check_operands(leaves, part)
-            rehearse(fn, leaves, parts)
+            in_place = isinstance(fn, InPlace)
+            plain = bool(parts) and not traced() and alike(leaves, parts, not in_place or fn.numbers)  # type: ignore[attr-defined]
+            if not plain:
+                for part in parts:
+                    if isinstance(part, list) and isinstance(part[0], Tensor):
+                        check_operands(leaves, part)
+                rehearse(fn, leaves, parts)
+            elif in_place:
+                fn = fn.at_once  # type: ignore[attr-defined]
             if HOLES:
                 for leaf in leaves:
                     reserve(leaf)
             if mapped():
                 fn = one_by_one(fn)
             elif not is_compiling() and fn in NUMBER_AS_TENSOR:
-                parts[0] = as_tensors(parts[0], leaves)
+                parts[0] = as_tensors(parts[0], leaves, plain=plain)
             fn(leaves, *parts)
         return self
 
     def _trains_below(self, leaves: list[Tensor]) -> bool:
         """Return whether a nested TensorDict has its own way to write leaves that require gradients."""
-        if not (torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)):
+        if not (torch.is_grad_enabled() and True in [leaf.requires_grad for leaf in leaves]):
             return False
-        below = [group for group in self._groups() if isinstance(group, LeafwiseTree)]
+        below = [group for group in map(unwrap, self._groups()) if isinstance(group, LeafwiseTree)]
         return any(type(g)._foreach_ is not LeafwiseTree._foreach_ or g._trains_below(leaves) for g in below)
 
     def _mixed(self, run: Callable[..., Any], operands: tuple[Any, ...], *, exact: bool = True) -> Self:
@@ -146,7 +147,7 @@ class LeafwiseTree(ResidentTree):
                     raise KeyNotFoundError(f"entry {path_text((*path, key))} is a tensor on one side only")
                 out.append(match.wrapped if isinstance(match, UnbatchedTensor) else match)
             elif isinstance(match, Container):
-                value._resident()._match(match._resident(), out, (*path, key), exact)
+                unwrap(value)._resident()._match(unwrap(match)._resident(), out, (*path, key), exact)
             else:
                 raise KeyNotFoundError(f"entry {path_text((*path, key))} is a TensorDict on one side only")
         if exact and len(theirs) != len(self._data):

@@ -205,16 +205,43 @@ class TensorDict(EntryTree):
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
         source = input_dict_or_td
+        if kwargs:
+            some = self._some_of(source, kwargs["keys_to_update"]) if kwargs.keys() == {"keys_to_update"} else None
+            if some is None:
+                super().update(source, clone, inplace, **kwargs)
+                return self
+            full, source = source, some
         plain = type(source) is dict or type(source) is TensorDict
-        if kwargs or clone or inplace or self._state or not plain or not self._merge(source):
-            super().update(source, clone, inplace, **kwargs)
+        if not plain or not (self._copy_over(source) if inplace else not self._state and self._merge(source, clone)):
+            super().update(full if kwargs else source, clone, inplace, **kwargs)
         return self
 
-    def _merge(self, source: Any) -> bool:
+    def _some_of(self, source: Any, keys: Any) -> TensorDict | None:
+        """Return those first-level entries of a TensorDict that some keys name; None for other keys or sources."""
+        if type(source) is not TensorDict or not self._data or (type(keys) is not list and type(keys) is not tuple):
+            return None
+        entries = source._data
+        some = {key: entries[key] for key in keys if type(key) is str and key in entries}
+        whole = len(some) == len(keys) and len(some) > 0
+        return source._new(some, source._batch_size, source._device, source._names) if whole else None
+
+    def _copy_over(self, source: Any) -> bool:
+        """Copy plain tensors into those that are there; False, with nothing done, if anything else is in the way."""
+        pairs: list[tuple[Tensor, Tensor]] = []
+        if type(source) is not TensorDict or self._state & READONLY or not source._data:
+            return False
+        if not self._pair_existing(source, pairs, False):
+            return False
+        copy_all(pairs)
+        return True
+
+    def _merge(self, source: Any, clone: bool) -> bool:
         """Take over plain tensors that fit; False, with nothing taken, if anything else is in the way."""
         into: list[tuple[dict[str, Any], dict[str, Any]]] = []
         if not self._mergeable(source, into):
             return False
+        if clone:
+            into = [(data, {key: value.clone() for key, value in accepted.items()}) for data, accepted in into]
         _take(into)
         return True
 
@@ -268,8 +295,9 @@ class TensorDict(EntryTree):
         keys_to_update: Any = None,
         **kwargs: Any,
     ) -> Self:
-        if type(input_dict_or_td) is TensorDict and keys_to_update is None and not kwargs:
-            pairs = self._pairs(input_dict_or_td)
+        if type(input_dict_or_td) is TensorDict and not kwargs:
+            some = input_dict_or_td if keys_to_update is None else self._some_of(input_dict_or_td, keys_to_update)
+            pairs = self._pairs(some)
             if pairs is not None:
                 copy_all(pairs)
                 return self
@@ -281,8 +309,13 @@ class TensorDict(EntryTree):
                 if (pairs := self._pairs(source)) is not None:
                     copy_all(pairs)
                     return self
-            elif len(at) == 1 and self._write_views(at[0], source):
-                return self
+            elif len(at) == 1:
+                if self._write_views(at[0], source):
+                    return self
+                same = self._same_at(at[0], source) if isinstance(source, TensorDict) else None
+                if same is not None:
+                    self._write_same(*same)
+                    return self
         return super()._update_in_place(source, at, keys_to_update)
 
     def _plan_in_place(self, changes: Any, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> None:
@@ -299,7 +332,12 @@ class TensorDict(EntryTree):
             return None
         return pairs
 
-    def _pair_existing(self, source: Any, pairs: list[tuple[Tensor, Tensor]]) -> bool:
+    def _pair_existing(self, source: Any, pairs: list[tuple[Tensor, Tensor]], strict: bool = True) -> bool:
+        """Pair tensors as `_pairs`. False if anything else is there, or a key is not and `strict` is False.
+
+        Raises:
+            KeyNotFoundError: `strict`, and a key is not there.
+        """
         data = self._data
         for key, value in source._data.items():
             mine = data.get(key)
@@ -309,14 +347,16 @@ class TensorDict(EntryTree):
                 if mine is not value:
                     pairs.append((mine, value))
             elif mine is None:
+                if not strict:
+                    return False
                 raise KeyNotFoundError(f"update_: key {key!r} not found in a TensorDict with keys {list(self._data)}")
             elif isinstance(mine, Typed) and type(mine) is type(value) and type(mine._tensordict) is TensorDict:
                 if type(value._tensordict) is not TensorDict or mine._tensordict._state & READONLY:
                     return False
-                if not mine._tensordict._pair_existing(value._tensordict, pairs):
+                if not mine._tensordict._pair_existing(value._tensordict, pairs, strict):
                     return False
             elif type(mine) is TensorDict and type(value) is TensorDict:
-                if not mine._pair_existing(value, pairs):
+                if not mine._pair_existing(value, pairs, strict):
                     return False
             elif is_batched(mine) and is_batched(value):
                 if mine.is_nested or mine.shape != value.shape:
@@ -387,7 +427,10 @@ class TensorDict(EntryTree):
                 value._leaf_keys((*prefix, key), out)
             elif isinstance(value, Container):  # a lazy stack, a tensorclass
                 below: Any = unwrap(value)
-                out += [(*prefix, key, *entry_path(k)) for k in below.keys(True, True)]
+                if isinstance(below, TensorDict):
+                    below._leaf_keys((*prefix, key), out)
+                else:
+                    out += [(*prefix, key, *entry_path(k)) for k in below.keys(True, True)]
 
     def _collect_entries(self, prefix: tuple[str, ...], out: list[tuple[Any, Any]]) -> bool:
         """Add keys and entries, nested TensorDicts before theirs. False if another container or names are there."""
@@ -396,11 +439,10 @@ class TensorDict(EntryTree):
         for key, value in self._data.items():
             path = (*prefix, key)
             out.append((path if prefix else key, value))
-            if type(value) is TensorDict:
-                if not value._collect_entries(path, out):
+            if type(value) is not Tensor and isinstance(value, Container):
+                group = value._tensordict if isinstance(value, Typed) else value
+                if type(group) is not TensorDict or not group._collect_entries(path, out):
                     return False
-            elif type(value) is not Tensor and isinstance(value, Container):
-                return False
         return True
 
     def is_empty(self) -> bool:
@@ -408,6 +450,15 @@ class TensorDict(EntryTree):
             if type(value) is Tensor:
                 return False
         return super().is_empty()
+
+    def non_tensor_items(self, include_nested: bool = False) -> Sequence[tuple[Any, NonTensor]]:
+        if include_nested:
+            return super().non_tensor_items(True)
+        return tuple(
+            (key, value)
+            for key, value in self._data.items()
+            if type(value) is not Tensor and isinstance(value, NonTensor) and not isinstance(value, Tensor)
+        )
 
     def empty(
         self, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = None
