@@ -23,7 +23,7 @@ from tdstore.index.selection import gather
 from tdstore.keys import encode_file_name
 from tdstore.lifetime import Ending
 from tdstore.store import Cap
-from tdstore.storekit import files
+from tdstore.storekit import documents, files, refusals
 from tdstore.storekit.documents import PACKED_BYTES, PACKED_FROM
 from tdstore.storekit.session import Lease
 from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
@@ -36,6 +36,8 @@ _MANY = 64
 """Writes of so many leaves make enough objects for the garbage collector to run, which looks at all of torch's."""
 
 
+OVERTAKEN = "open it again to build on what the other one wrote; rows written in place are kept"
+"""What to do after a commit that was refused."""
 _LONG_ROW = 1 << 24
 """Rows of more bytes are not read whole for a part of them."""
 
@@ -267,6 +269,8 @@ class MemmapLeaves(MappedStore[LeafFile]):
                     continue
                 shape = (length, *old.shape[1:])
                 leaf = LeafFile(path, shape, old.dtype, old.fill, self._layout.file(path))
+                if old.nbytes and old.temp is None and not old.packed and not self._hold.building:
+                    self._claim_lengths()
                 is_longer = old.grown and old.floor == old.nbytes  # its file, after a growth that was taken back
                 # What grows in place is noted first: where the disk is full in the middle, `discard` cuts the file.
                 if old.nbytes and leaf.nbytes > old.nbytes and not is_longer and not old.packed:
@@ -279,6 +283,26 @@ class MemmapLeaves(MappedStore[LeafFile]):
                     self._make_other_length(old, leaf)
                 self._files[path] = leaf
                 self._leaves.pop(path, None)
+
+    def _claim_lengths(self) -> None:
+        """Keep other writers from changing the lengths of committed files until the commit, or until it is discarded.
+
+        Two writers that lengthen one file would write their rows into one place, and whoever is refused at the commit
+        would cut off those that the other one committed.
+
+        Raises:
+            StoreBusyError: another writer is doing so, or committed since this one opened.
+        """
+        if self._hold.claimed:
+            return
+        self._hold.claim(self._options["lock_timeout"])
+        if self._manifest_now() != self._raw:
+            self._hold.give_up_claim()
+            raise refusals.overtaken(self.url, OVERTAKEN)
+
+    def _manifest_now(self) -> bytes:
+        """Read the manifest as it is now; nothing where there is none, as in a directory of tensordict."""
+        return files.read_small(documents.NAME, self._hold.root, documents.MAX_FILE_BYTES) if self._raw else b""
 
     def _make_other_length(self, old: LeafFile, leaf: LeafFile) -> None:
         """Copy the remaining rows to a new file: shortening the old one would take pages from old mappings."""

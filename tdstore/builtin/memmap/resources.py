@@ -47,11 +47,17 @@ class Hold:
         self.private = False
         """Opened for reading: what is written to its tensors stays in this process."""
         self._scratch: tuple[int, str] | None = None
+        self._claim = -1
 
     @property
     def building(self) -> bool:
         """Check whether the folder is unpublished."""
         return self.session is None
+
+    @property
+    def claimed(self) -> bool:
+        """Check whether other sessions are kept from committing."""
+        return self._claim >= 0
 
     # -- beginning -----------------------------------------------------------------------
     def make_anonymous(self) -> None:
@@ -128,12 +134,37 @@ class Hold:
 
     @contextmanager
     def committing(self, timeout: float) -> Iterator[None]:
-        """Keep other sessions from committing at the same time."""
+        """Keep other sessions from committing at the same time; after the body they may."""
+        claimed = self.claimed
+        self.claim(timeout)
+        try:
+            yield
+        except BaseException:
+            if not claimed:
+                self.give_up_claim()
+            raise
+        self.give_up_claim()
+
+    def claim(self, timeout: float) -> None:
+        """Keep other sessions from committing, and from lengthening files, until `give_up_claim` or the end.
+
+        Raises:
+            StoreBusyError: another session still does so after `timeout` seconds.
+        """
+        if self.claimed:
+            return
         fd = files.open_plain(session.NAME, self.root)
         try:
             files.lock(fd, exclusive=True, timeout=timeout, url=self.url, what="the log")
-            yield
-        finally:
+        except BaseException:
+            os.close(fd)
+            raise
+        self._claim = fd
+
+    def give_up_claim(self) -> None:
+        """Let other sessions commit."""
+        if self.claimed:
+            fd, self._claim = self._claim, -1
             os.close(fd)
 
     # -- tidying -------------------------------------------------------------------------
@@ -240,6 +271,7 @@ class Hold:
                 self._scratch = None
             if self.session is not None and not self.session.ended:
                 self.session.drop()
+            self.give_up_claim()
             if self.root >= 0:
                 os.close(self.root)
                 self.root = -1

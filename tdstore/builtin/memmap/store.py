@@ -16,7 +16,7 @@ from torch import Tensor
 from tdstore import lifetime
 from tdstore.builtin.localplace import local_place
 from tdstore.builtin.memmap.layout import LeafFile
-from tdstore.builtin.memmap.leaves import MemmapLeaves
+from tdstore.builtin.memmap.leaves import OVERTAKEN, MemmapLeaves
 from tdstore.builtin.memmap.opening import (
     Contents,
     SessionState,
@@ -289,13 +289,12 @@ class MemmapStore(MemmapLeaves):
         hold = self._hold
         assert hold.session is not None
         with hold.committing(self._options["lock_timeout"]):
-            raw = files.read_small(documents.NAME, hold.root, documents.MAX_FILE_BYTES) if self._raw else b""
+            raw = self._manifest_now()
             changed = header != self._header or not self._raw or self._is_restructured()
             if raw != self._raw:
                 if not changed:
                     return
-                hint = "open it again to build on what the other one wrote; rows written in place are kept"
-                raise refusals.overtaken(self.url, hint)
+                raise refusals.overtaken(self.url, OVERTAKEN)
             self._take_sums()
             step = plan_step(self._header, header, self._recorded, self._files.values()) if raw else None
             if step == ([], []):  # no checksum and no length differs
@@ -388,6 +387,7 @@ class MemmapStore(MemmapLeaves):
             self._leaves = {path: self._leaves_of(leaf) for path, leaf in self._files.items() if leaf.probe is not None}
             if self._meta != self._committed_meta and self._raw:
                 self._write_meta(self._header)
+        self._hold.give_up_claim()
 
     def _leaves_of(self, leaf: LeafFile) -> Tensor:
         known = self._leaves.get(leaf.path)

@@ -239,8 +239,9 @@ class LeafWriter:
         new.floor = old.floor if old.grown else old.nbytes
         new.grown = True
         fd = self._succeed(old, new, view)
+        has_remains = os.fstat(fd).st_size > old.nbytes  # rows of a writer that was killed before it committed them
         files.truncate(fd, new.nbytes)
-        if new.fill:
+        if new.fill or has_remains:
             self._fill(new, old.nbytes)
         if old.holes is not None or not new.fill:
             self.watch(new)

@@ -55,6 +55,7 @@ STOPS = (0.5, 0.9)
 """Parts of a commit, counted by the functions that it calls, after which a process stops."""
 STRIDE = 7
 """Calls of functions after which a commit that was refused is tried again."""
+LONGER = "more rows of a leaf, which the other one lengthens, too"
 SAVE, SAVE_OVER_ROWS = "a save over it", "a save over it and the rows that the first one has written"
 """Commits of a second writer."""
 TRYING = 2.0
@@ -423,7 +424,8 @@ class RivalTests(SharingTests):
         """Check that a writer which opened before another one committed is refused, or keeps what that one changed."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         self.needs_name(location)
-        for change in ("rows", "a new leaf", SAVE, SAVE_OVER_ROWS):
+        longer = [LONGER] if Cap.RESIZE in self.caps else []
+        for change in ("rows", "a new leaf", *longer, SAVE, SAVE_OVER_ROWS):
             for end in ("save_header", "close"):
                 self.saved(location, OLD)
                 self._commit_late(location, change, end)
@@ -431,8 +433,10 @@ class RivalTests(SharingTests):
     def _commit_late(self, location: Location, change: str, end: str) -> None:
         """Open two writers, let the second one commit and then the first one, and look at what is there."""
         __tracebackhide__ = True
-        late = {("c",): OLD["c",] + 1}
+        late = {} if change == LONGER else {("c",): OLD["c",] + 1}
         early = {("new",): numbers(4)} if change == "a new leaf" else {("a",): OLD["a",] + 7}
+        if change == LONGER:
+            early = {("a",): torch.cat([OLD["a",], OLD["a",] + 7])}
         writes = [Write(path, (), value) for path, value in late.items()]
         stale = self.opened(location, "r+", **self.at_once())
         if change == SAVE_OVER_ROWS:
@@ -442,7 +446,9 @@ class RivalTests(SharingTests):
             with self.made(location, "w" if replaces else "r+", **self.at_once()) as other:
                 if replaces:
                     fill(other, {**OLD, **early})
-                elif change == "rows":
+                elif change in ("rows", LONGER):
+                    if change == LONGER:
+                        other.resize({path: len(value) for path, value in early.items()})
                     other.write([Write(path, (), value) for path, value in early.items()])
                 else:
                     fill(other, early)
@@ -453,6 +459,8 @@ class RivalTests(SharingTests):
         what = f"two writers are open, one commits {change}, and then the other by {end}()"
         refused = False
         try:
+            if change == LONGER:
+                stale.resize({("a",): len(OLD["a",]) + 1})
             if change != SAVE_OVER_ROWS:
                 stale.write(writes)
             if end == "save_header":
@@ -468,6 +476,9 @@ class RivalTests(SharingTests):
         if replaces and end == "close":
             late = {}  # rows of a store that was replaced: their close has nothing to commit to
         with self.opened(location) as store:
+            if change == LONGER and not refused and store.specs([("a",)])[0].shape[0] == len(OLD["a",]) + 1:
+                # A length that both see: the second change of it is the last one.
+                early = {path: value[: len(OLD["a",]) + 1] for path, value in early.items()}
             check_paths(store.paths(), {**OLD, **early}, f"{what}: the second commit took back the first")
             for path, value in {**OLD, **early, **({} if refused else late)}.items():
                 (got,) = store.read([Read(path)])

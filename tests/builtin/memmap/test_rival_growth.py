@@ -1,0 +1,73 @@
+"""Two writers of one memmap dataset that add rows: what one of them committed stays, whatever the other one does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import tdstore
+from tdstore import TensorDict
+from tdstore.errors import StoreBusyError
+
+
+def numbers(start: int, stop: int) -> TensorDict:
+    ids = torch.arange(start, stop)
+    return TensorDict({"id": ids, "x": ids[:, None] * torch.arange(1, 9)}, [stop - start])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    numbers(0, 3).save(tmp_path / "run").close()
+    return str(tmp_path / "run")
+
+
+def check(place: str, rows: int) -> None:
+    assert tdstore.verify(place) == []
+    with tdstore.open(place) as td:
+        assert (td == numbers(0, rows)).all()
+        assert td.batch_size == (rows,)
+
+
+def test_a_refused_writer_does_not_cut_off_rows_of_another_one(place: str) -> None:
+    for late_rows in (numbers(90, 91), numbers(90, 99)):
+        late = tdstore.open(place, mode="r+")
+        rows = len(late)
+        with tdstore.open(place, mode="r+") as first:
+            first.extend(numbers(rows, rows + 4))
+        check(place, rows + 4)
+        with pytest.raises(StoreBusyError, match="open it again"):
+            late.extend(late_rows)
+        late.close()
+        check(place, rows + 4)
+    with tdstore.open(place, mode="r+") as again:
+        again.extend(numbers(11, 13))
+    check(place, 13)
+
+
+def test_who_adds_rows_keeps_others_from_it_until_the_commit(place: str) -> None:
+    first = tdstore.open(place, mode="r+")
+    second = tdstore.open(place, mode="r+", lock_timeout=0.05)
+    handle = first._handle if hasattr(first, "_handle") else first._binding[0]  # type: ignore[attr-defined]
+    handle.store.resize({("id",): 5, ("x",): 5})
+    with pytest.raises(StoreBusyError):
+        second.extend(numbers(3, 4))
+    handle.store.discard()
+    second.extend(numbers(3, 4))
+    second.close()
+    first.close()
+    check(place, 4)
+
+
+def test_rows_of_a_writer_that_was_killed_are_not_in_new_rows(place: str) -> None:
+    """Another writer is open, so that nobody compares the files meanwhile."""
+    with tdstore.open(place, mode="r+") as td:
+        for name in ("id", "x"):
+            with open(f"{place}/{name}.memmap", "ab") as file:
+                file.write(b"\x7f" * 1000)
+        td.resize_(6)
+        assert td["id"].tolist() == [0, 1, 2, 0, 0, 0]
+        assert not td["x"][3:].any()
+    assert os.path.getsize(f"{place}/id.memmap") == 6 * 8
