@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import sys
+import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,3 +116,25 @@ def test_pillow_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(MissingDependencyError, match="images need Pillow"):
         DecodeImages("a")
     assert tdstore.data is not None
+
+
+def test_what_is_wrong_with_a_file_or_an_argument_is_named(tmp_path: Path) -> None:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    size = struct.pack(">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0)
+    huge = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(b"0")) + chunk(b"IEND", b"")
+    for file, text in ((huge, "decompression bomb"), (b"text", "cannot identify image file")):
+        with pytest.raises(CorruptStoreError, match=text) as caught:
+            DecodeImages("image")(TensorDict({"image": [file]}, [1]))
+        assert "0x" not in str(caught.value)
+    for wrong in (4, "44", (4,), (4, 0)):
+        with pytest.raises(InvalidArgumentError, match="size is"):
+            DecodeImages("image", size=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidTypeError, match="not a ndarray") as refused:
+        encode_images(np.zeros((2, 3, 8, 8), np.uint8), "PNG")  # type: ignore[arg-type]
+    assert "from_numpy" in str(refused.value.hint)
+    for shape, hint in (((2, 8, 8), "unsqueeze"), ((2, 8, 8, 3), "permute"), ((2, 5, 8, 8), "None")):
+        with pytest.raises(InvalidArgumentError) as told:
+            encode_images(torch.zeros(shape, dtype=torch.uint8), "PNG")
+        assert hint in str(told.value.hint)

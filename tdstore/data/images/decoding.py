@@ -52,8 +52,10 @@ class DecodeImages:
             raise InvalidArgumentError("name the entries that hold images")
         if mode not in CHANNELS:
             raise InvalidArgumentError(f"mode is one of {', '.join(CHANNELS)}, not {mode!r}")
-        if size is not None and (len(size) != 2 or not all(type(n) is int and n > 0 for n in size)):
-            raise InvalidArgumentError(f"size is (height, width), not {size!r}")
+        if size is not None:
+            pair = isinstance(size, (tuple, list)) and len(size) == 2
+            if not pair or not all(type(n) is int and n > 0 for n in size):
+                raise InvalidArgumentError(f"size is (height, width), not {size!r}")
         self.keys, self.mode, self.size, self.each = keys, mode, size, each
         load_pillow()
 
@@ -67,7 +69,7 @@ class DecodeImages:
             batch: rows, or one row.
 
         Raises:
-            CorruptStoreError: a value is not an image of a known format.
+            CorruptStoreError: a value is not an image of a known format, or has more pixels than Pillow decodes.
             InvalidTypeError: an entry does not hold bytes. MismatchError: images of several sizes.
             UnsupportedError: more than 8 bits per channel.
         """
@@ -103,8 +105,9 @@ class DecodeImages:
                 if image.mode[0] in "IF":  # Pillow would cut its values off
                     raise UnsupportedError(f"row {row} of {key!r} is an image of mode {image.mode}, not of 8 bits")
                 found = image.convert(self.mode)
-        except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for damaged files
-            raise CorruptStoreError(f"row {row} of {key!r} is no sound {'/'.join(FORMATS)} image: {error}") from error
+        except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:  # of damaged files
+            why = str(error).partition(" <")[0]  # without the address of the file object
+            raise CorruptStoreError(f"row {row} of {key!r} is no sound {'/'.join(FORMATS)} image: {why}") from error
         if self.size is not None:
             found = found.resize((self.size[1], self.size[0]), pillow.Resampling.BILINEAR, reducing_gap=2.0)
         pixels = torch.from_numpy(np.array(found))

@@ -1,6 +1,7 @@
 """Tensors as the bytes of image files, one per row."""
 
 import io
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -34,13 +35,18 @@ def encode_images(images: Tensor, format: str = "JPEG", **options: Any) -> list[
     """
     if format not in FORMATS:
         raise InvalidArgumentError(f"format is one of {', '.join(FORMATS)}, not {format!r}")
-    if not isinstance(images, Tensor) or images.dtype is not torch.uint8:
-        raise InvalidTypeError(f"images are uint8 tensors, not {getattr(images, 'dtype', type(images).__name__)}")
+    if not isinstance(images, Tensor):
+        raise InvalidTypeError(
+            f"images are a uint8 tensor, not a {type(images).__name__}", hint="torch.from_numpy() makes one of an array"
+        )
+    if images.dtype is not torch.uint8:
+        raise InvalidTypeError(f"images are a uint8 tensor, not {images.dtype}")
     modes = {channels: mode for mode, channels in CHANNELS.items() if format != "JPEG" or mode != "RGBA"}
     if images.ndim != 4 or images.shape[1] not in modes:
         raise InvalidArgumentError(
             f"{format} images are [rows, channels, height, width] with {', '.join(map(str, sorted(modes)))} channels, "
-            f"not {list(images.shape)}"
+            f"not {list(images.shape)}",
+            hint=_hint(images, modes),
         )
     pillow = load_pillow()
     files = []
@@ -49,3 +55,11 @@ def encode_images(images: Tensor, format: str = "JPEG", **options: Any) -> list[
         pillow.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(file, format, **options)
         files.append(file.getvalue())
     return files
+
+
+def _hint(images: Tensor, channels: Collection[int]) -> str | None:
+    if images.ndim == 3:
+        return "images.unsqueeze(1) has one channel, and images[None] is one row"
+    if images.ndim == 4 and images.shape[-1] in channels:
+        return "images.permute(0, 3, 1, 2), if the channels come last"
+    return None
