@@ -44,7 +44,9 @@ def versions(location: Location, *, storage: Storage = None, **options: Any) -> 
         return store.versions()
 
 
-def tag(location: Location, name: str, version: str | None = None, *, storage: Storage = None, **options: Any) -> None:
+def tag(
+    location: Location, name: str, version: str | Version | None = None, *, storage: Storage = None, **options: Any
+) -> None:
     """Give a tag to a version, and remove it from any other version that has it. `prune` never drops tagged versions.
 
     Writers that have the dataset open are not disturbed.
@@ -69,7 +71,7 @@ def tag(location: Location, name: str, version: str | None = None, *, storage: S
     """
     _check_tag(name)
     with _opened(location, storage, "r+", options) as store:
-        chosen = version
+        chosen = version.id if isinstance(version, Version) else version
         if chosen is None:
             found = store.versions()
             if not found:
@@ -182,8 +184,12 @@ def pinned(location: Location, storage: Storage, mode: Mode, options: dict[str, 
     if mode != "r":
         raise refusals.version_read_only(place, str(value))
     if name == "version":
+        value = value.id if isinstance(value, Version) else value
         if not isinstance(value, str):
-            raise InvalidTypeError(f"the id of a version is a string, not a {type(value).__name__}")
+            raise InvalidTypeError(
+                f"the id of a version is a string, not a {type(value).__name__}",
+                hint="tdstore.versions(location) lists the versions",
+            )
         return {**rest, "version": value}
     with _opened(location, storage, "r", rest) as store:
         found = store.versions()

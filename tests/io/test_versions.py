@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import uuid
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -144,3 +145,18 @@ def test_backends_without_versions_say_what_to_do(tmp_path, where, named):
             attempt()
     assert tdstore.open(place)["a"].tolist() == [1, 0, 0]
     tdstore.delete(place)
+
+
+def test_a_version_of_the_list_names_itself(tmp_path: Path) -> None:
+    place = f"file://{tmp_path}/x"
+    with TensorDict({"a": torch.zeros(3)}, [3]).save(place) as td:
+        td.commit(message="zeros")
+        td.set_at_("a", torch.ones(3), slice(None))
+        td.commit(message="ones")
+    first, _ = tdstore.versions(place)
+    tdstore.tag(place, "start", first)
+    for opened in (tdstore.open(place, version=first), tdstore.open(place, tag="start")):
+        assert opened["a"].tolist() == [0, 0, 0]
+    with pytest.raises(InvalidTypeError, match="not a int") as caught:
+        tdstore.open(place, version=0)
+    assert "tdstore.versions" in str(caught.value.hint)
