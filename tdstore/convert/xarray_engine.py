@@ -1,14 +1,16 @@
-"""The engine of xarray, `xarray.open_dataset(location, engine="tdstore")`: any stored TensorDict, read lazily."""
+"""The engine of xarray, `xarray.open_dataset(location, engine="tdstore")` and `open_datatree`: stored TensorDicts, read
+lazily."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from xarray import Dataset, Variable
+from xarray import Dataset, DataTree, Variable
 from xarray.backends import BackendArray, BackendEntrypoint
 from xarray.core import indexing
 
@@ -20,7 +22,10 @@ from tdstore.convert.objects.arrays import value_array
 from tdstore.convert.tables.arrow import exactly
 from tdstore.dtypes import is_bit_pattern, numpy_dtype
 from tdstore.errors import InvalidArgumentError, UnsupportedError
-from tdstore.types import Path
+from tdstore.types import Path, path_text
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 Array = np.ndarray[Any, Any]
 Dims = tuple[str, ...]
@@ -29,15 +34,17 @@ SEPARATOR = "."
 
 
 class TensorDictBackend(BackendEntrypoint):
-    """Open stored TensorDicts as datasets of xarray; entry point `tdstore` of the group `xarray.backends`.
+    """Open stored TensorDicts as datasets and trees of xarray; entry point `tdstore` of the group `xarray.backends`.
 
-    Entries become variables, those of nested TensorDicts with a dot in their names. Dimensions of the batch keep their
+    Entries become variables. Nested TensorDicts are nodes of a tree; in a dataset, the names of their variables have a
+    dot. Dimensions of the batch keep their
     names, or are `dim_0` and so on; those of features are `obs_dim_0`. bfloat16 and float8 become float32. Values per
     row are read at once, one value for all rows is an attribute.
     """
 
     description = "Open TensorDicts of any storage of tdstore"
-    open_dataset_parameters = ("filename_or_obj", "drop_variables", "group", "storage", "options")
+    supports_groups = True
+    open_dataset_parameters = ("filename_or_obj", "drop_variables", "group", "storage", "options", "storage_options")
 
     def open_dataset(  # type: ignore[override]  # engines have arguments of their own
         self,
@@ -47,36 +54,112 @@ class TensorDictBackend(BackendEntrypoint):
         group: str | tuple[str, ...] | None = None,
         storage: str | None = None,
         options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> Dataset:
         """Open a dataset; `chunks=` of `xarray.open_dataset` makes the variables arrays of dask.
 
         Args:
             filename_or_obj: a path or URL.
             drop_variables: names of variables to leave out.
-            group: the key of a nested TensorDict to open instead of all.
+            group: the key of a nested TensorDict to open instead of all, also as "a/b".
             storage: the name of a backend; default: determined by the location.
-            options: options of the backend, such as `storage_options`.
+            options: options of the backend.
+            storage_options: credentials and endpoint of a URL.
 
         Raises:
             StoreError, PluginError: as `tdstore.open`. UnsupportedError: rows of an entry differ in shape.
             InvalidArgumentError: two variables would have the same name.
         """
-        dropped = {drop_variables} if isinstance(drop_variables, str) else {*(drop_variables or ())}
-        td = open_container(filename_or_obj, storage=storage, mode="r", subpath=group, **(options or {}))
-        try:
+        with _opened(filename_or_obj, group, storage, options, storage_options) as td:
             variables: dict[str, Variable] = {}
             attrs: dict[str, Any] = {}
-            _collect(td, (), (), dropped, variables, attrs)
+            _collect(td, (), (), _names(drop_variables), variables, attrs)
             dataset = Dataset(variables, attrs=attrs)
-        except BaseException:
-            td.close()
-            raise
         dataset.set_close(td.close)
         return dataset
+
+    def open_datatree(  # type: ignore[override]  # engines have arguments of their own
+        self,
+        filename_or_obj: str | os.PathLike[str],
+        *,
+        drop_variables: str | Iterable[str] | None = None,
+        group: str | tuple[str, ...] | None = None,
+        storage: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> DataTree:
+        """Open a tree with a node for each nested TensorDict, as `xarray.open_datatree` does.
+
+        Args:
+            filename_or_obj: a path or URL.
+            drop_variables: names of variables to leave out, in all nodes, or with the names of their nodes: "next.obs".
+            group: the key of a nested TensorDict, which is the root then, also as "a/b".
+            storage: the name of a backend; default: determined by the location.
+            options: options of the backend.
+            storage_options: credentials and endpoint of a URL.
+
+        Raises:
+            StoreError, PluginError: as `tdstore.open`. UnsupportedError: rows of an entry differ in shape.
+            InvalidArgumentError: a name has a slash.
+        """
+        groups = self.open_groups_as_dict(
+            filename_or_obj,
+            drop_variables=drop_variables,
+            group=group,
+            storage=storage,
+            options=options,
+            storage_options=storage_options,
+        )
+        tree: DataTree = DataTree.from_dict(groups)
+        tree.set_close(groups["/"]._close)
+        return tree
+
+    def open_groups_as_dict(  # type: ignore[override]  # engines have arguments of their own
+        self,
+        filename_or_obj: str | os.PathLike[str],
+        *,
+        drop_variables: str | Iterable[str] | None = None,
+        group: str | tuple[str, ...] | None = None,
+        storage: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> dict[str, Dataset]:
+        """Open a dataset for each nested TensorDict, by its path: "/", "/next", as `xarray.open_groups` does.
+
+        The dataset at "/" closes them all. Arguments and errors are those of `open_datatree`.
+        """
+        found: dict[str, Dataset] = {}
+        with _opened(filename_or_obj, group, storage, options, storage_options) as td:
+            _collect_groups(td, (), (), _names(drop_variables), found)
+        found["/"].set_close(td.close)
+        return found
 
     def guess_can_open(self, filename_or_obj: object) -> bool:
         """Return False: the engine is named, since other engines open files that tdstore opens, too."""
         return False
+
+
+@contextmanager
+def _opened(
+    location: Any,
+    group: str | tuple[str, ...] | None,
+    storage: str | None,
+    options: Mapping[str, Any] | None,
+    storage_options: Mapping[str, Any] | None,
+) -> Iterator[TensorDictBase]:
+    """Open a TensorDict, and close it only if an error follows."""
+    given = {**(options or {}), **({} if storage_options is None else {"storage_options": storage_options})}
+    at = group.strip("/") or None if isinstance(group, str) else group  # the groups of xarray begin with a slash
+    td = open_container(location, storage=storage, mode="r", subpath=at, **given)
+    try:
+        yield td
+    except BaseException:
+        td.close()
+        raise
+
+
+def _names(given: str | Iterable[str] | None) -> set[str]:
+    return {given} if isinstance(given, str) else {*(given or ())}
 
 
 class StoredArray(BackendArray):
@@ -135,38 +218,75 @@ def _split(part: Any, size: int, *, may_gather: bool) -> tuple[Any, Any]:
     return slice(at, at + 1), 0
 
 
+def _collect_groups(td: Any, prefix: Path, dims: Dims, dropped: set[str], found: dict[str, Dataset]) -> None:
+    """Add the dataset of a TensorDict, whose batch begins with the dimensions `dims`, and those nested in it."""
+    variables: dict[str, Variable] = {}
+    attrs: dict[str, Any] = {}
+    below: list[tuple[str, Any, Dims]] = []
+    _collect(td, prefix, dims, dropped, variables, attrs, below)
+    for name in (*variables, *(key for key, _, _ in below)):
+        if "/" in name:
+            raise InvalidArgumentError(
+                f"the entry {path_text((*prefix, name))} has a slash in its name, which separates the nodes of a tree",
+                hint="rename it, or use xarray.open_dataset",
+            )
+    found["/" + "/".join(prefix)] = Dataset(variables, attrs=attrs)
+    for key, nested, its_dims in below:
+        _collect_groups(nested, (*prefix, key), its_dims, dropped, found)
+
+
 def _collect(
-    td: Any, prefix: Path, dims: Dims, dropped: set[str], variables: dict[str, Variable], attrs: dict[str, Any]
+    td: Any,
+    prefix: Path,
+    dims: Dims,
+    dropped: set[str],
+    variables: dict[str, Variable],
+    attrs: dict[str, Any],
+    below: list[tuple[str, Any, Dims]] | None = None,
 ) -> None:
-    """Add the entries of a TensorDict, whose batch begins with the dimensions `dims`."""
+    """Add the entries of a TensorDict, whose batch begins with the dimensions `dims`.
+
+    Args:
+        td: the TensorDict.
+        prefix: its path.
+        dims: the dimensions of the batch that it is in.
+        dropped: names that are left out.
+        variables: where variables are added.
+        attrs: where attributes are added.
+        below: where nested TensorDicts are added, with the dimensions of the batch that they are in, and names are
+            those in this one; None: their entries are added like its own, by dotted names.
+    """
     names = td.names[len(dims) :]
     own = [name or SEPARATOR.join((*prefix, f"dim_{len(dims) + i}")) for i, name in enumerate(names)]
     dims = (*dims, *own)
     for key in td.keys():  # noqa: SIM118 - iterating a TensorDict gives its rows
-        name = SEPARATOR.join((*prefix, key))
-        if name in dropped:
+        full = SEPARATOR.join((*prefix, key))
+        name = full if below is None else key
+        if full in dropped or name in dropped:
             continue
         if name in variables or name in attrs:
             raise InvalidArgumentError(f"two entries would be the variable {name!r}: rename one, or open one group")
         kind = td._kind(key)
-        if kind == GROUP:
+        if kind == GROUP and below is not None:
+            below.append((key, td.get(key), dims))
+        elif kind == GROUP:
             _collect(td.get(key), (*prefix, key), dims, dropped, variables, attrs)
         elif kind == LEAF:
             if -1 in td._leaf_shape(key):
                 raise UnsupportedError(
-                    f"the rows of entry {name!r} differ in shape, and a variable of xarray is one array",
-                    hint=f"drop_variables=[{name!r}] leaves it out; td.to_padded_tensor() makes one array",
+                    f"the rows of entry {full!r} differ in shape, and a variable of xarray is one array",
+                    hint=f"drop_variables=[{full!r}] leaves it out; td.to_padded_tensor() makes one array",
                 )
             array = StoredArray(td, key)
-            variables[name] = Variable(_dims(dims, name, len(array.shape)), indexing.LazilyIndexedArray(array))
+            variables[name] = Variable(_dims(dims, full, len(array.shape)), indexing.LazilyIndexedArray(array))
         else:
             value = td.get(key)
             if isinstance(value, UnbatchedTensor):
                 tensor = exactly(value.data, (*prefix, key))
-                variables[name] = Variable(_dims((), name, tensor.ndim), tensor.numpy())
+                variables[name] = Variable(_dims((), full, tensor.ndim), tensor.numpy())
             elif isinstance(value, NonTensorStack):
                 cells = value_array(value)
-                variables[name] = Variable(_dims(dims, name, cells.ndim), cells)
+                variables[name] = Variable(_dims(dims, full, cells.ndim), cells)
             else:
                 attrs[name] = value.data if hasattr(value, "data") else value
 

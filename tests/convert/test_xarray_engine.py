@@ -16,7 +16,7 @@ import xarray as xr
 import tdstore
 from tdstore import TensorDict, UnbatchedTensor
 from tdstore.convert.xarray_engine import StoredArray, TensorDictBackend
-from tdstore.errors import InvalidArgumentError, StoreNotFoundError, UnsupportedError
+from tdstore.errors import InvalidArgumentError, OptionError, StoreClosedError, StoreNotFoundError, UnsupportedError
 
 ROOT = Path(__file__).resolve().parents[2]
 N = 6
@@ -46,6 +46,62 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def opened(location: str, **options: Any) -> xr.Dataset:
     return xr.open_dataset(location, engine=TensorDictBackend, **options)
+
+
+def test_a_tree_has_a_node_for_each_nested_tensordict(place: str) -> None:
+    with xr.open_datatree(place, engine=TensorDictBackend) as tree:
+        assert {*dict(tree.subtree_with_keys)} == {".", "next"}
+        assert tree["obs"].dims == ("time", "obs_dim_0", "obs_dim_1")
+        assert tree["next/reward"].dims == ("time", "env")
+        assert tree.attrs == {"about": "a run"}
+        assert tree["text"].values.tolist() == sample()["text"]
+        assert np.array_equal(tree["next/reward"][1:3], sample()["next", "reward"][1:3].numpy())
+        assert tree.isel(time=slice(0, 2))["next/reward"].shape == (2, 2)
+    with xr.open_datatree(place, engine=TensorDictBackend, chunks={"time": 2}) as tree:
+        assert tree["next/reward"].chunks == ((2, 2, 2), (2,))
+        assert float(tree["next/reward"].sum()) == sum(range(2 * N))
+
+
+def test_groups_of_a_tree(place: str) -> None:
+    groups = xr.open_groups(place, engine=TensorDictBackend, drop_variables=["reward", "text"])
+    assert {path: [*ds.data_vars] for path, ds in groups.items()} == {"/": ["obs", "half", "weights"], "/next": []}
+    groups["/"].close()
+    for group in ("next", "/next", "next/"):
+        with xr.open_datatree(place, engine=TensorDictBackend, group=group) as tree:
+            assert tree["reward"].dims == ("time", "env")
+        with opened(place, group=group) as ds:
+            assert [*ds.data_vars] == ["reward"]
+    with xr.open_datatree(place, engine=TensorDictBackend, group="/", drop_variables="next.reward") as tree:
+        assert not tree["next"].data_vars
+
+
+def test_entries_of_one_name_and_other_shapes_in_a_tree(tmp_path: Path) -> None:
+    td = TensorDict({"obs": torch.zeros(3, 4), "next": {"obs": torch.ones(3, 5), "deep": {"a": torch.ones(3)}}}, [3])
+    td.save(tmp_path / "x.h5").close()
+    with xr.open_datatree(tmp_path / "x.h5", engine=TensorDictBackend) as tree:
+        assert tree["next/obs"].dims == ("dim_0", "next.obs_dim_0")
+        assert tree["next/deep/a"].dims == ("dim_0",)
+        assert tree["next"].sizes["next.obs_dim_0"] == 5
+    pytest.raises(StoreClosedError, tree["obs"].load)  # closed with the tree
+
+
+def test_storage_options_are_passed_by_name(tmp_path: Path) -> None:
+    sample().save("memory://xarray/options").close()
+    for call in (xr.open_dataset, xr.open_datatree, xr.open_groups):
+        call("memory://xarray/options", engine=TensorDictBackend, storage_options={"timeout": 20})
+        with pytest.raises(OptionError, match="timeout"):
+            call("memory://xarray/options", engine=TensorDictBackend, storage_options={"timeout": -1})
+
+
+def test_what_cannot_be_in_a_tree(tmp_path: Path) -> None:
+    TensorDict({"next": {"a/b": torch.ones(3)}}, [3]).save(tmp_path / "slash").close()
+    with pytest.raises(InvalidArgumentError, match="'next' / 'a/b' has a slash"):
+        xr.open_datatree(tmp_path / "slash", engine=TensorDictBackend)
+    rows = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+    TensorDict({"next": {"ids": rows}}, [2]).save(tmp_path / "ragged").close()
+    with pytest.raises(UnsupportedError, match=r"rows of entry 'next.ids' differ") as caught:
+        xr.open_datatree(tmp_path / "ragged", engine=TensorDictBackend)
+    assert "drop_variables=['next.ids']" in str(caught.value.hint)
 
 
 def test_variables_dimensions_and_attributes(place: str) -> None:
