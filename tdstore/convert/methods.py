@@ -227,11 +227,12 @@ class ConvertMixin(Container):
             path: a path, or a file object open for writing.
             separator: joins the keys of nested entries to the names of columns.
             tensors: whether rows of several dimensions become Arrow's fixed-shape tensors instead of lists in lists.
-            **kwargs: of `pyarrow.parquet.ParquetWriter`, such as `compression`.
+            **kwargs: of `pyarrow.parquet.ParquetWriter`, such as `compression`; and `row_group_size`, the most rows of
+                a row group.
 
         Raises:
             InvalidArgumentError: there are nested entries and no separator. BatchSizeError: there is no batch
-                dimension.
+                dimension, or the rows of an entry differ in more than their length.
             UnsupportedError: an entry is complex, or has values that do not fit into one column.
         """
         files.to_parquet(self, path, separator, tensors, kwargs)

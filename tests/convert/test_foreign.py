@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -15,8 +16,10 @@ import pytest
 import torch
 import xarray
 
+import tdstore
 from tdstore import TensorDict, from_any, is_tensor_collection
-from tdstore.errors import InvalidTypeError, UnsupportedError
+from tdstore.data import Epochs, TensorDictDataset
+from tdstore.errors import BatchSizeError, InvalidTypeError, TDStoreError, UnsupportedError
 
 
 def test_frames_of_polars() -> None:
@@ -42,6 +45,16 @@ def test_frames_of_polars() -> None:
     assert frame["a"].to_list() == [1, 2]
 
 
+def test_python_objects_of_polars_are_refused() -> None:
+    """polars exports their addresses."""
+    frame = pl.DataFrame({"a": [1], "o": pl.Series([object()], dtype=pl.Object)})
+    for call in (from_any, tdstore.from_arrow):
+        with pytest.raises(UnsupportedError, match="column 'o' holds Python objects"):
+            call(frame)
+    with pytest.raises(UnsupportedError, match="holds Python objects"):
+        from_any({"x": frame["o"]})
+
+
 def test_columns_become_tensors() -> None:
     for column in (pl.Series([1, 2]), pa.array([1, 2]), pa.chunked_array([[1], [2]])):
         assert from_any(column).tolist() == [1, 2]
@@ -58,16 +71,58 @@ def test_relations_of_duckdb() -> None:
 def test_queries_and_streams_are_refused_with_the_step_that_runs_them() -> None:
     table = pa.table({"a": [1]})
     stream = datasets.Dataset.from_dict({"a": [1]}).to_iterable_dataset()
+    file = pa.BufferOutputStream()
+    with pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
     for query, hint in (
         (pl.LazyFrame({"a": [1]}), "collect"),
         (stream, "take"),
         (pa.dataset.dataset(table), "to_table"),
         (pa.dataset.dataset(table).scanner(), "to_table"),
+        (pa.ipc.open_file(file.getvalue()), "read_all"),
     ):
         for given in (query, {"q": query}):
             with pytest.raises(InvalidTypeError, match="no rows in memory") as caught:
                 from_any(given)
             assert hint in str(caught.value.hint)
+
+
+def test_datasets_of_hugging_face_as_they_show_their_rows() -> None:
+    whole = datasets.Dataset.from_dict({"a": [1, 2, 3], "s": ["x", "y", "z"], "n": [{"b": [1.0]}] * 3})
+    assert set(from_any(whole.with_format("numpy", columns=["a"])).keys()) == {"a"}
+    made = whole.with_transform(lambda rows: {"twice": [torch.tensor([2 * a]) for a in rows["a"]], "s": rows["s"]})
+    td = from_any(made)
+    assert (td.batch_size, td["twice"].tolist(), td["s"]) == (torch.Size([3]), [[2], [4], [6]], ["x", "y", "z"])
+    assert from_any(made.select([2]))["twice"].tolist() == [[6]]
+    wrong = whole.with_transform(lambda rows: {"a": rows["a"], "b": [1]})
+    with pytest.raises(BatchSizeError):
+        from_any(wrong)
+    assert from_any(whole.data)["s"] == ["x", "y", "z"]
+
+
+def test_columns_of_hugging_face() -> None:
+    features = datasets.Features({"a": datasets.Value("int16"), "n": {"b": datasets.Value("float64")}})
+    whole = datasets.Dataset.from_dict({"a": [1, 2], "n": [{"b": 0.5}, {"b": 1.5}]}, features=features)
+    assert torch.equal(from_any(whole["a"]), torch.tensor([1, 2], dtype=torch.int16))
+    assert torch.equal(from_any(whole["n"]["b"]), torch.tensor([0.5, 1.5], dtype=torch.float64))
+    assert from_any(whole["n"])["b"].tolist() == [0.5, 1.5]
+    assert from_any({"x": whole["a"]})["x"].tolist() == [1, 2]
+    assert from_any(whole.with_transform(lambda rows: {"a": [a + 1 for a in rows["a"]]})["a"]).tolist() == [2, 3]
+    with pytest.raises(InvalidTypeError, match="no rows in memory"):
+        from_any(whole.to_iterable_dataset()["a"])
+
+
+def test_other_objects_than_rows_are_refused_with_the_function_that_converts_them(tmp_path: Path) -> None:
+    whole = datasets.Dataset.from_dict({"a": [1]})
+    for call in (
+        lambda: TensorDictDataset(whole),  # type: ignore[arg-type]
+        lambda: Epochs(whole, 2),  # type: ignore[arg-type]
+        lambda: tdstore.copy(whole, tmp_path / "x"),
+        lambda: TensorDict(whole, [1]),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(TDStoreError) as caught:
+            call()
+        assert "from_any" in str(caught.value.hint)
 
 
 def test_datasets_of_hugging_face() -> None:

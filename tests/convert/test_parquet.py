@@ -18,6 +18,7 @@ import tdstore
 from tdstore import TensorDict, from_parquet
 from tdstore.convert.tables import engine_files, streaming
 from tdstore.errors import (
+    BatchSizeError,
     CorruptStoreError,
     InvalidArgumentError,
     MismatchError,
@@ -201,3 +202,23 @@ def test_files_whose_columns_differ(place: str, tmp_path: Path) -> None:
     assert from_parquet(folder, columns=["a"])["a"].tolist() == [*range(120), 0, 1, 2]
     schema = pa.schema([("a", pa.int64()), ("more", pa.int64())])
     assert from_parquet(folder, schema=schema)["more"][-3:].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_rows_of_different_lengths_are_lists(tmp_path: Path) -> None:
+    rows = torch.nested.nested_tensor([torch.arange(2), torch.arange(5), torch.arange(0)], layout=torch.jagged)
+    td = TensorDict({"ids": rows, "label": torch.arange(3)}, [3])
+    td.save(tmp_path / "x.h5").close()
+    stack = tdstore.lazy_stack([TensorDict({"ids": torch.arange(n)}) for n in (2, 5, 0)])
+    for given in (td, tdstore.open(tmp_path / "x.h5"), stack):
+        given.to_parquet(tmp_path / "x.parquet", row_group_size=2)
+        assert tdstore.from_parquet(tmp_path / "x.parquet")["ids"] == [[0, 1], [0, 1, 2, 3, 4], []]
+        back = tdstore.from_parquet(tmp_path / "x.parquet", nested=True)["ids"]
+        assert [row.tolist() for row in back.unbind()] == [[0, 1], [0, 1, 2, 3, 4], []]
+    assert pq.ParquetFile(tmp_path / "x.parquet").num_row_groups == 2
+    with pytest.raises(OptionError, match="nested=True") as caught:
+        tdstore.from_parquet(tmp_path / "x.parquet", nested=True, location=tmp_path / "y")
+    assert "extend" in str(caught.value.hint)
+    uneven = tdstore.lazy_stack([TensorDict({"a": torch.zeros(2, n)}) for n in (1, 2)])
+    with pytest.raises(BatchSizeError, match="differ in more than their length"):
+        uneven.to_parquet(tmp_path / "z.parquet")
+    assert not (tmp_path / "z.parquet").exists()

@@ -12,6 +12,7 @@ import torch
 
 from tdstore.container.core.container import Container
 from tdstore.container.entries.unbatched import UnbatchedTensor
+from tdstore.container.functions.construct_and_join import from_dict
 from tdstore.container.storage.open_and_save import open_container
 from tdstore.container.values.nontensor import NonTensorStack
 from tdstore.convert.opened import place_of_group
@@ -42,8 +43,8 @@ def from_foreign(obj: Any) -> object:
     package = type(obj).__module__.partition(".")[0]
     if package == "xarray":
         return _from_xarray(obj)
-    if package == "datasets" and _is(obj, "datasets", "Dataset"):
-        return from_arrow(obj.with_format("arrow")[:])
+    if package == "datasets" and (found := _from_hugging_face(obj)) is not None:
+        return found
     for query in _QUERIES:
         if package == query.module.partition(".")[0] and _is(obj, query.module, query.name):
             raise InvalidTypeError(
@@ -65,8 +66,10 @@ class _Query(NamedTuple):
 
 
 _QUERIES = (
+    _Query("pyarrow.ipc", "RecordBatchFileReader", "it is a file", "pass reader.read_all()"),
     _Query("polars", "LazyFrame", "it is a query", "pass frame.collect()"),
     _Query("datasets", "IterableDataset", "it is a stream", "pass datasets.Dataset.from_list(list(stream.take(n)))"),
+    _Query("datasets.iterable_dataset", "IterableColumn", "it is a stream", "pass list(column)"),
     _Query("pyarrow.dataset", "Dataset", "it is files", "pass dataset.to_table(), or use tdstore.from_parquet"),
     _Query("pyarrow.dataset", "Scanner", "it is a query", "pass scanner.to_table()"),
 )
@@ -75,6 +78,30 @@ _QUERIES = (
 def _is(obj: Any, module: str, name: str) -> bool:
     cls = getattr(sys.modules.get(module), name, None)
     return isinstance(cls, type) and isinstance(obj, cls)
+
+
+# -- Hugging Face ------------------------------------------------------------------------------
+def _from_hugging_face(obj: Any) -> object:
+    """Convert a dataset as it shows its rows, one of its columns, or its table; return None for other objects."""
+    if _is(obj, "datasets.table", "Table"):
+        return from_arrow(obj.table)
+    if _is(obj, "datasets.arrow_dataset", "Column"):
+        names, source = [obj.column_name], obj.source
+        while not _is(source, "datasets", "Dataset"):
+            names.insert(0, source.column_name)
+            source = source.source
+        rows = _from_hugging_face(source if _has_transform(source) else source.select_columns(names[0]))
+        return cast(Container, rows).get(tuple(names))
+    if not _is(obj, "datasets", "Dataset"):
+        return None
+    if _has_transform(obj):  # its rows are what the function makes of those that are stored
+        return from_dict(Container._resident_class, obj[:], [len(obj)], False, None, None, None)
+    shown = obj.format
+    return from_arrow(obj.with_format("arrow", columns=None if shown["output_all_columns"] else shown["columns"])[:])
+
+
+def _has_transform(dataset: Any) -> bool:
+    return bool(dataset.format["type"] == "custom")
 
 
 # -- xarray --------------------------------------------------------------------------------------

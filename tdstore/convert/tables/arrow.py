@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -65,7 +66,7 @@ def from_arrow(
     Raises:
         InvalidArgumentError: two columns have one name, or both `batch_size` and `auto_batch_size`.
         InvalidTypeError: `table` is no table.
-        UnsupportedError: a column has a type that Arrow itself cannot convert to values.
+        UnsupportedError: a column has a type that Arrow itself cannot convert to values, or holds Python objects.
 
     Example:
         >>> import pyarrow
@@ -94,8 +95,23 @@ def exports_arrow(obj: Any) -> bool:
 def imported(obj: Any) -> pa.Table | pa.ChunkedArray:
     """Import an object that exports by the C data interface: a table, or a chunked array if it is one column."""
     arrow = packages.pyarrow()
+    _refuse_pointers(obj)
     found = arrow.chunked_array(obj if hasattr(obj, "__arrow_c_stream__") else [arrow.array(obj)])
     return arrow.Table.from_struct_array(found) if arrow.types.is_struct(found.type) else found
+
+
+def _refuse_pointers(obj: Any) -> None:
+    """Raise an error for columns of Python objects of polars, which it exports as the addresses of the objects."""
+    polars = sys.modules.get("polars")
+    if polars is None or not isinstance(obj, (polars.DataFrame, polars.Series)):
+        return
+    columns = obj.get_columns() if isinstance(obj, polars.DataFrame) else [obj]
+    for column in columns:
+        if column.dtype == polars.Object:
+            raise UnsupportedError(
+                f"the column {column.name!r} holds Python objects, which polars does not export",
+                hint="leave it out, and set it as td[key] = column.to_list()",
+            )
 
 
 def _table_of(obj: Any) -> Any:

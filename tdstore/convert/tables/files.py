@@ -22,7 +22,14 @@ from tdstore.convert import packages
 from tdstore.convert.tables import streaming
 from tdstore.convert.tables.arrow import to_arrow, value_types
 from tdstore.convert.tables.pandas import columns_of, from_pandas, needs_separator, to_pandas
-from tdstore.convert.tables.row_blocks import TEXT_BLOCK, refuse_ragged, row_blocks, with_rows
+from tdstore.convert.tables.row_blocks import (
+    TEXT_BLOCK,
+    check_ragged,
+    refuse_ragged,
+    row_blocks,
+    with_jagged,
+    with_rows,
+)
 from tdstore.convert.tables.streaming import Sizes, Target, reading
 from tdstore.errors import InvalidArgumentError, UnsupportedError
 from tdstore.io.opening import Location, Storage
@@ -36,9 +43,12 @@ if TYPE_CHECKING:
 
 def to_parquet(td: Any, path: Any, separator: str | None, tensors: bool, options: dict[str, Any]) -> None:
     """See `TensorDict.to_parquet`."""
-    td = _table(td, separator)
+    td = with_rows(_without_groups(td, separator), "a file of rows")
+    if check_ragged(td):
+        td = with_jagged(td)
     for name in ("engine", "index"):  # pandas' own: there is one engine, and no index
         options.pop(name, None)
+    rows_of_group = options.pop("row_group_size", None)
     types = value_types(td)
     writer: Any = None
     with _replacing(path) as place:
@@ -46,7 +56,7 @@ def to_parquet(td: Any, path: Any, separator: str | None, tensors: bool, options
             for block in _blocks(td, 32 << 20):
                 table = to_arrow(block, separator, types, tensors)
                 writer = writer or packages.parquet().ParquetWriter(place, table.schema, **options)
-                writer.write_table(table)
+                writer.write_table(table, rows_of_group)
         finally:
             if writer is not None:
                 writer.close()
@@ -149,12 +159,18 @@ def _without_nan(value: Any) -> Any:
 
 
 def _table(td: Any, separator: str | None) -> Any:
+    td = _without_groups(td, separator)
+    refuse_ragged(td, "a file of rows")
+    return with_rows(td, "a file of rows")
+
+
+def _without_groups(td: Any, separator: str | None) -> Any:
+    """Return the TensorDict; raise an error for nested entries that have no separator."""
     if separator is None:
         for key in td._first_keys():
             if td._kind(key) == GROUP:
                 raise needs_separator((key,))
-    refuse_ragged(td, "a file of rows")
-    return with_rows(td, "a file of rows")
+    return td
 
 
 def _blocks(td: Any, size: int) -> Iterator[Any]:

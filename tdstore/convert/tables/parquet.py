@@ -16,7 +16,7 @@ from tdstore.convert.tables.engine_files import is_url, open_urls
 from tdstore.convert.tables.streaming import Sizes, Target, reading
 from tdstore.errors import InvalidArgumentError, MismatchError, OptionError, StoreNotFoundError
 from tdstore.io.blocks import BLOCK_BYTES
-from tdstore.io.opening import Location, Storage
+from tdstore.io.opening import Location, Storage, locate
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,6 +41,7 @@ def from_parquet(
     storage: Storage = None,
     options: dict[str, Any] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    nested: bool = False,
     **kwargs: Any,
 ) -> TensorDictBase:
     """Make a TensorDict from parquet files, as `from_arrow` does: a file, a folder of files, or a list of either.
@@ -63,6 +64,7 @@ def from_parquet(
         storage: the name of a backend for it; default: determined by `location`.
         options: options of the backend.
         storage_options: credentials and endpoint of a `path` that is a URL.
+        nested: whether lists of numbers that differ in length become a nested tensor (layout `torch.jagged`).
         **kwargs: of `pyarrow.parquet.read_table`, such as `filters`, `schema` and `filesystem`.
 
     Raises:
@@ -70,7 +72,7 @@ def from_parquet(
             none in the folder.
         InvalidArgumentError: two columns have one name, or a column of `columns` is not there.
         MismatchError: the columns of two files differ. OptionError: `location` or `storage` with `auto_batch_size`,
-            `batch_size` or `device`.
+            `batch_size`, `device` or `nested`.
 
     Example:
         >>> TensorDict({"a": [1, 2], "n": {"s": ["x", "y"]}}, [2]).to_parquet("t.parquet", separator=".")
@@ -81,7 +83,12 @@ def from_parquet(
         kwargs.pop(name, None)
     sizes = Sizes(auto_batch_size, batch_dims, device, batch_size)
     target = Target(location, storage, options or {})
-    of_columns: dict[str, Any] = {"separator": separator, "dtype": dtype}
+    of_columns: dict[str, Any] = {"separator": separator, "dtype": dtype, "nested": nested}
+    if nested and target.is_set:
+        raise OptionError(
+            "nested=True makes nested tensors in memory only",
+            hint="leave it out, for one value per row; or extend() a dataset of TensorDict.from_schema, group by group",
+        )
     with _opened(path, columns, storage_options, kwargs) as source:
         if not target.is_set:
             return from_arrow(source.table(), **sizes._asdict(), **of_columns)
@@ -93,7 +100,8 @@ def _opened(
     path: Any, columns: list[str] | None, storage_options: Mapping[str, Any] | None, kwargs: dict[str, Any]
 ) -> Iterator[_Source]:
     """Open the files at a path, and close their engine at the end."""
-    paths = [os.fspath(p) for p in path] if isinstance(path, (list, tuple)) else path
+    path, storage_options = _located(path, storage_options)
+    paths = path
     urls = paths if isinstance(paths, list) else [paths]
     if isinstance(paths, list) and not paths:
         raise InvalidArgumentError("from_parquet was given an empty list of files")
@@ -114,6 +122,22 @@ def _opened(
                 raise StoreNotFoundError(f"there is no parquet file at {path}", url=str(path)) from error
             source = _Source(path, dataset, columns, kwargs, for_reading)
         yield source
+
+
+def _located(path: Any, storage_options: Mapping[str, Any] | None) -> tuple[Any, Mapping[str, Any] | None]:
+    """Return a path, or a list of paths, for which objects of other libraries stand, and the options to open them.
+
+    Raises:
+        OptionError: the objects of a list have options of their own, which differ.
+    """
+    path, given = locate(path, {"storage_options": storage_options})
+    options = given["storage_options"]
+    if not isinstance(path, (list, tuple)):
+        return path, options
+    found = [locate(one, {"storage_options": options}) for one in path]
+    if any(own != found[0][1] for _, own in found):
+        raise OptionError("files of stores with different options cannot be read at once", hint="read each on its own")
+    return [os.fspath(one) for one, _ in found], found[0][1]["storage_options"] if found else options
 
 
 class _Source:

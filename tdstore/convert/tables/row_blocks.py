@@ -68,7 +68,7 @@ def with_jagged(td: Any) -> TensorDictBase:
     Raises:
         BatchSizeError: the rows of an entry differ in another dimension than their first.
     """
-    if not _check_ragged(td):
+    if not check_ragged(td):
         resident: TensorDictBase = td._resident()
         return resident
     made: TensorDictBase = Container._resident_class(batch_size=td.batch_size[:1])
@@ -83,13 +83,13 @@ def with_jagged(td: Any) -> TensorDictBase:
     return made
 
 
-def _check_ragged(td: Any) -> bool:
+def check_ragged(td: Any) -> bool:
     """Return whether rows of a lazy stack differ in length; raise an error for other differences of rows."""
     found = False
     for key in td._first_keys():
         kind = td._kind(key)
         if kind == GROUP:
-            found |= _check_ragged(td._raw(key))
+            found |= check_ragged(td._raw(key))
         elif kind == LEAF and -1 in (shape := td._leaf_shape(key)):
             stack = isinstance(td, Container._stack_class)
             if tuple(shape[1:2]) != (-1,) or -1 in shape[2:] or (stack and td._stack_dim):

@@ -95,7 +95,8 @@ class TensorDict(EntryTree):
             items = source.items()
         except AttributeError:
             raise ArgumentKindError(
-                f"a TensorDict is made from a dict or a TensorDict, not a {type(source).__name__}"
+                f"a TensorDict is made from a dict or a TensorDict, not a {type(source).__name__}",
+                hint="tdstore.from_any() converts tables and other objects",
             ) from None
         for key, value in items:
             if type(key) is not str:
