@@ -258,11 +258,15 @@ def parent_and_name(url: str) -> tuple[str, str]:
     Example:
         >>> parent_and_name("simplecache::s3://bucket/d/x.h5")
         ('simplecache::s3://bucket/d', 'x.h5')
+        >>> parent_and_name("zip://x.h5::s3://bucket/d.zip")
+        ('zip://::s3://bucket/d.zip', 'x.h5')
     """
     chain = url.split("::")
     at = next((i for i, link in enumerate(chain) if link.partition("://")[2].strip("/")), None)
     head, _, name = chain[at].rstrip("/").rpartition("/") if at is not None else ("", "", "")
-    if at is None or not name or head.endswith(":/"):
+    if at is not None and len(chain) > at + 1 and name and head.endswith(":/"):
+        head += "/"  # the root of an archive, which the next link names
+    elif at is None or not name or head.endswith(":/"):
         raise OptionError(
             f"{_LOGIN.sub('//', url.partition('?')[0])} names no file", hint="a URL such as 's3://bucket/data.h5'"
         )

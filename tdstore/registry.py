@@ -440,8 +440,7 @@ class Registry:
             return LocalEngine(rest)
         for impl in reversed(self.plugins.manager.hook.tdstore_open_engine.get_hookimpls()):
             arguments = {"url": url, "options": options or {}}
-            found = impl.function(*(arguments[name] for name in impl.argnames))
-            if found is not None:
+            if (found := impl.function(*(arguments[name] for name in impl.argnames))) is not None:
                 if not isinstance(found, Engine):
                     raise BrokenPluginError(
                         f"plugin {impl.plugin_name!r} returned {type(found).__name__}, not a tdstore.engine.Engine"
@@ -451,20 +450,21 @@ class Registry:
             self.get("remote")  # says what to install, or why the installed one failed
         raise self._unknown_scheme("engine", scheme, url)
 
-    def locate(self, location: object) -> tuple[str, Mapping[str, Any]] | None:
+    def locate(self, location: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Ask the plugins for the path or URL that an object of another library stands for.
 
-        Returns:
-            The place, and the `storage_options` that reach it; None for an object that no plugin knows.
+        Args:
+            location: a file system with a path in it, or a store of objects; anything else is returned as it is.
+            options: those of the caller, which take precedence over those of the object.
 
         Raises:
             InvalidTypeError, UnsupportedError: a plugin knows it, and it has no place of its own.
         """
         for impl in reversed(self.plugins.manager.hook.tdstore_locate.get_hookimpls()):
-            found = impl.function(location)
-            if found is not None:
-                return cast(tuple[str, Mapping[str, Any]], found)
-        return None
+            if (found := cast(Any, impl.function(location))) is not None:
+                merged = {**found[1], **(options.get("storage_options") or {})}
+                return found[0], {**options, "storage_options": merged} if found[1] else options
+        return location, options
 
     def _check_replaceable(
         self, backend: Backend, opener: Callable[..., Store], place: str, options: dict[str, Any]

@@ -148,9 +148,9 @@ def _opened(
     storage_options: Mapping[str, Any] | None,
 ) -> Iterator[TensorDictBase]:
     """Open a TensorDict, and close it only if an error follows."""
-    given = {**(options or {}), **({} if storage_options is None else {"storage_options": storage_options})}
+    all_options = {**(options or {}), **({} if storage_options is None else {"storage_options": storage_options})}
     at = group.strip("/") or None if isinstance(group, str) else group  # the groups of xarray begin with a slash
-    td = open_container(location, storage=storage, mode="r", subpath=at, **given)
+    td = open_container(location, storage=storage, mode="r", subpath=at, **all_options)
     try:
         yield td
     except BaseException:
@@ -158,8 +158,8 @@ def _opened(
         raise
 
 
-def _names(given: str | Iterable[str] | None) -> set[str]:
-    return {given} if isinstance(given, str) else {*(given or ())}
+def _names(names: str | Iterable[str] | None) -> set[str]:
+    return {names} if isinstance(names, str) else {*(names or ())}
 
 
 class StoredArray(BackendArray):

@@ -46,14 +46,20 @@ class Source:
         options: Mapping[str, Any] | None = None,
         ranges: int = 0,
     ) -> None:
+        options = dict(options or {})
+        if not tdstore.is_tensor_collection(data):
+            data, options = registry().locate(data, options)
         if tdstore.is_tensor_collection(data):
             if options:
-                raise InvalidTypeError(f"options={dict(options)!r} are for a location, not for a {type(data).__name__}")
+                raise InvalidTypeError(f"options={options!r} are for a location, not for a {type(data).__name__}")
         elif not isinstance(data, (str, os.PathLike)):
-            raise InvalidTypeError(f"rows of a {type(data).__name__}: `data` is a TensorDict, a path or a URL")
+            raise InvalidTypeError(
+                f"rows of a {type(data).__name__}: `data` is a TensorDict, a path or a URL",
+                hint="tdstore.from_any() makes a TensorDict of tables and other objects",
+            )
         self.data = data
         self.columns = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
-        self.options = dict(options or {})
+        self.options = options
         self._ranges = ranges
         self._opened: TensorDictBase | None = None
         self._process = 0

@@ -29,9 +29,10 @@ class Places:
     """
 
     def __init__(self, location: str | os.PathLike[str], storage: str | None, options: Mapping[str, Any]) -> None:
+        location, options = registry().locate(location, dict(options))
+        if not isinstance(location, (str, os.PathLike)):
+            raise InvalidTypeError(f"a checkpoint is at a path or URL, not {type(location).__name__} {location!r:.100}")
         text = os.fspath(location)
-        if not isinstance(text, str):
-            raise InvalidTypeError(f"a checkpoint is at a path or URL, not {type(location).__name__} {location!r}")
         self.root = text.rstrip("/") if "://" in text else os.path.abspath(text)
         if storage is None and not self._is_url():
             found = registry().resolve(self.root)

@@ -46,11 +46,20 @@ def locate(location: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]
         location: a file system with a path in it, or a store of objects; anything else is returned as it is.
         options: those of the caller, which take precedence over those of the object.
     """
-    found = None if type(location) in PLAIN else registry().locate(location)
-    if found is None:
-        return location, options
-    text, own = found
-    return text, {**options, "storage_options": {**own, **(options.get("storage_options") or {})}} if own else options
+    return (location, options) if type(location) in PLAIN else registry().locate(location, options)
+
+
+def locate_text(location: Any, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the location of `locate` as text, and the options to open it.
+
+    Raises:
+        InvalidTypeError: it is no location.
+    """
+    location, options = locate(location, options)
+    text = os.fspath(location) if isinstance(location, os.PathLike) else location
+    if not isinstance(text, str):
+        raise _no_location(text, "a location is a path or a URL")
+    return text, options
 
 
 def find_backend(location: Location, storage: Storage, mode: Mode) -> tuple[Backend, str | None]:
@@ -71,10 +80,7 @@ def find_backend(location: Location, storage: Storage, mode: Mode) -> tuple[Back
     if storage is not None and not isinstance(text, str):
         return known.resolve(None, storage) or known.get(DEFAULT_IN_MEMORY), text  # a store's own reopen_token
     if not isinstance(text, str | None):
-        raise InvalidTypeError(
-            f"a location is a path, a URL or None, not {type(text).__name__} {text!r}",
-            hint="file systems of fsspec are given with a path, (fs, path); plugins/tdstore-remote knows them",
-        )
+        raise _no_location(text, "a location is a path, a URL or None")
     backend = known.resolve(text, storage)
     if backend is None and text is None:
         backend = known.get(DEFAULT_IN_MEMORY)
@@ -97,6 +103,7 @@ def open_store(
         OptionError: the backend lacks an option.
         DirtyStoreError: the store is an unfinished copy, and `recover="accept"` is not set.
     """
+    location, options = locate(location, options)
     backend, text = find_backend(location, storage, mode)
     return open_backend(backend, text, mode=mode, **options), backend
 
@@ -173,6 +180,16 @@ def find_partial(backend: Backend, location: str | None, options: Mapping[str, A
         raise
     except StoreError:
         return None  # not a copy that could be finished
+
+
+def _no_location(location: object, wanted: str) -> InvalidTypeError:
+    """Create the error for an object that is given as a location, and is none."""
+    return InvalidTypeError(
+        f"{wanted}, not {type(location).__name__} {location!r:.100}",
+        hint="file systems of fsspec are given with a path, (fs, path); plugins/tdstore-remote knows them"
+        if isinstance(location, tuple)
+        else "tdstore.from_any() makes a TensorDict of tables and other objects, and save() gives it a location",
+    )
 
 
 FILE_SUFFIXES = frozenset(

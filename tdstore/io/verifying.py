@@ -7,7 +7,7 @@ from typing import Any
 
 from tdstore.errors import DirtyStoreError, OptionError
 from tdstore.io.consolidated.file import is_consolidated_file, verify_file
-from tdstore.io.opening import Location, Storage, open_store
+from tdstore.io.opening import Location, Storage, locate, open_store
 from tdstore.types import Fault
 
 
@@ -34,6 +34,7 @@ def verify(location: Location, *, storage: Storage = None, **options: Any) -> li
         >>> tdstore.verify("runs/1")
         []
     """
+    location, options = locate(location, options)
     if storage is None and not options and isinstance(location, (str, os.PathLike)):
         place = os.path.realpath(os.fspath(location))
         if is_consolidated_file(place):

@@ -16,14 +16,16 @@ _BUCKETS = {"S3Store": "s3", "GCSStore": "gs", "AzureStore": "az"}
 _BUCKET_NAMES = ("bucket", "bucket_name", "container_name")
 _OF_INSTANCES = ("asynchronous", "loop", "batch_size", "auto_mkdir")
 """Options of a file system that say how an instance works, not what it reaches."""
+_OVER_ANOTHER = frozenset(["fs", "fo", "target_protocol"])
+"""Options of file systems over another one, or over a file."""
 
 
 def locate(location: object) -> tuple[str, Mapping[str, Any]] | None:
     """Return the path or URL for which an object stands, and the storage options to open it.
 
     Args:
-        location: a file system of fsspec with a path, as `(fs, path)` or `fs.get_mapper(path)`; a `UPath`; a store of
-            obstore, alone or with a path, as `(store, path)`.
+        location: a file system of fsspec with a path, as `(fs, path)` or `fs.get_mapper(path)`; what `fsspec.open`
+            returns; a `UPath`; a store of obstore, alone or with a path, as `(store, path)`.
 
     Returns:
         Location and options; None for other objects.
@@ -37,6 +39,8 @@ def locate(location: object) -> tuple[str, Mapping[str, Any]] | None:
         location, path = location
     if _is_a(location, "fsspec.mapping", "FSMap"):
         return _of_fsspec(location.fs, _joined(location.root, path))  # type: ignore[attr-defined]
+    if _is_a(location, "fsspec.core", "OpenFile"):
+        return _of_fsspec(location.fs, _joined(location.path, path))  # type: ignore[attr-defined]
     if _is_a(location, "upath", "UPath"):
         return _of_fsspec(location.fs, _joined(location.path, path))  # type: ignore[attr-defined]
     if _is_a(location, "fsspec.spec", "AbstractFileSystem"):
@@ -66,12 +70,40 @@ def _of_fsspec(fs: Any, path: str) -> tuple[str, dict[str, Any]]:
     if "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol):
         return str(fs._strip_protocol(path)), {}
     options = {name: value for name, value in fs.storage_options.items() if name not in _OF_INSTANCES}
-    if "fs" in options or "target_protocol" in options:
+    if _is_a(fs, "obstore.fsspec", "FsspecStore"):
+        return _of_obstore_files(fs, path, options)
+    if not _OVER_ANOTHER.isdisjoint(options):
         raise UnsupportedError(
             f"{type(fs).__name__} is a file system over another one, which has no URL",
-            hint="pass a chained URL, such as 'simplecache::s3://bucket/run', and storage_options=",
+            hint="pass a chained URL, such as 'simplecache::s3://bucket/run' or 'zip://run.h5::s3://bucket/runs.zip', "
+            "and storage_options=",
         )
     return str(fs.unstrip_protocol(path)), options
+
+
+def _of_obstore_files(fs: Any, path: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the URL and the options of obstore's own file system of fsspec."""
+    if fs.protocol == "memory":
+        raise _no_url("MemoryStore")
+    if options.get("credential_provider") is not None:
+        raise _from_function(type(fs).__name__)
+    found = {**(options.get("config") or {}), **options}
+    for name in ("protocol", "config", "retry_config", "credential_provider", "max_cache_size"):
+        found.pop(name, None)
+    return str(fs.unstrip_protocol(path)), found
+
+
+def _no_url(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"obstore's {name} has no URL", hint="pass a URL; 'memory://run' is in the memory of this process"
+    )
+
+
+def _from_function(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the credentials of this {name} come from a function",
+        hint="pass the URL, with the credentials in storage_options= or in the environment",
+    )
 
 
 def _of_obstore(store: Any, path: str) -> tuple[str, dict[str, Any]]:
@@ -83,14 +115,9 @@ def _of_obstore(store: Any, path: str) -> tuple[str, dict[str, Any]]:
     if name == "HTTPStore":
         return _joined(str(store.url), path), _client(store)
     if name not in _BUCKETS:
-        raise UnsupportedError(
-            f"obstore's {name} has no URL", hint="pass a URL; 'memory://run' is in the memory of this process"
-        )
+        raise _no_url(name)
     if store.credential_provider is not None:
-        raise UnsupportedError(
-            f"the credentials of this {name} come from a function",
-            hint="pass the URL, with the credentials in storage_options= or in the environment",
-        )
+        raise _from_function(name)
     config = dict(store.config)
     bucket = next(config.pop(key) for key in _BUCKET_NAMES if key in config)
     root = _joined(f"{_BUCKETS[name]}://{bucket}", store.prefix or "")

@@ -271,7 +271,8 @@ class Hold:
                 self._scratch = None
             if self.session is not None and not self.session.ended:
                 self.session.drop()
-            self.give_up_claim()
+            if self._claim >= 0:
+                self.give_up_claim()
             if self.root >= 0:
                 os.close(self.root)
                 self.root = -1

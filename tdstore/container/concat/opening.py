@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from tdstore.container.concat.schema import Place, Structure
 from tdstore.container.concat.store import MOST_THREADS, ConcatStore
+from tdstore.container.core.container import Container
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import stored
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, TDStoreError
 from tdstore.header import Header
 from tdstore.hookspecs import Backend
+from tdstore.io.opening import locate
 from tdstore.pickling import rebuild
+from tdstore.registry import registry
 from tdstore.store import Cap
 
 if TYPE_CHECKING:
@@ -32,13 +35,16 @@ class ConcatHandle(StoreHandle):
     Args:
         locations: the places.
         options: of `tdstore.open`, for all of them.
+        own: of `tdstore.open`, for each of them, where it has others; empty: none has.
     """
 
-    __slots__ = ("_locations",)
+    __slots__ = ("_locations", "_own")
 
-    def __init__(self, locations: Sequence[str], options: Mapping[str, Any]) -> None:
-        self._locations = tuple(locations)
-        store = _opened(self._locations, options)
+    def __init__(
+        self, locations: Sequence[str], options: Mapping[str, Any], own: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        self._locations, self._own = tuple(locations), tuple(own)
+        store = _opened(self._locations, options, self._own)
         try:
             super().__init__(store, _BACKEND, None, "r", options)
         except BaseException:
@@ -51,27 +57,27 @@ class ConcatHandle(StoreHandle):
         generation = self.store.generation()
         if generation is not None and generation == self._generation:
             return
-        fresh = _opened(self._locations, self.options)
+        fresh = _opened(self._locations, self.options, self._own)
         self._close_store()
         self._hold(fresh)
         self._generation = generation
         self.reload()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return rebuild, ("ConcatHandle", self._locations, self.options)
+        return rebuild, ("ConcatHandle", self._locations, self.options, *([self._own] if self._own else []))
 
 
-def _opened(locations: Sequence[str], options: Mapping[str, Any]) -> ConcatStore:
+def _opened(locations: Sequence[str], options: Mapping[str, Any], own: Sequence[Mapping[str, Any]] = ()) -> ConcatStore:
     """Open places, several at a time."""
 
-    def open_one(location: str) -> StoreHandle | BaseException:
+    def open_one(location: str, more: Mapping[str, Any]) -> StoreHandle | BaseException:
         try:
-            return StoreHandle.open(location, mode="r", **options)
+            return StoreHandle.open(location, mode="r", **{**options, **more})
         except BaseException as error:  # the others are closed first
             return error
 
     with ThreadPoolExecutor(min(len(locations), MOST_THREADS)) as threads:
-        found = list(threads.map(open_one, locations))
+        found = list(threads.map(open_one, locations, own or [{}] * len(locations)))
     handles = [one for one in found if isinstance(one, StoreHandle)]
     try:
         for location, one in zip(locations, found, strict=True):
@@ -124,20 +130,29 @@ def concat(locations: Iterable[str | os.PathLike[str]], **options: Any) -> Tenso
     places = list(locations)
     if not places:
         raise InvalidArgumentError("concat needs at least one location")
+    if isinstance(locations, tuple) and registry().locate(locations, {})[0] is not locations:
+        raise InvalidTypeError("concat takes a list of locations, not one of them", hint="[(store, path), ...]")
+    paths, own = [], []
     for place in places:
-        if not isinstance(place, (str, os.PathLike)):
+        found = (place, {}) if isinstance(place, Container) else locate(place, {})
+        if not isinstance(found[0], (str, os.PathLike)):
             raise InvalidTypeError(
                 f"concat takes paths and URLs, not a {type(place).__name__}",
                 hint="torch.cat() concatenates TensorDicts; save() gives them a location",
             )
+        paths.append(os.fspath(found[0]))
+        first = options.get("storage_options") or {}
+        own.append({name: {**value, **first} for name, value in found[1].items()})
     for name in ("mode", "subpath"):
         if name in options:
             raise InvalidArgumentError(f"concat has no {name}=: whole datasets are opened for reading")
-    td = stored(ConcatHandle([os.fspath(place) for place in places], options), ())
+    td = stored(ConcatHandle(paths, options, own if any(own) else ()), ())
     td._undo = "close"
     return td
 
 
-def reopened(locations: Sequence[str], options: Mapping[str, Any]) -> ConcatHandle:
+def reopened(
+    locations: Sequence[str], options: Mapping[str, Any], own: Sequence[Mapping[str, Any]] = ()
+) -> ConcatHandle:
     """Open the places that a pickle refers to."""
-    return ConcatHandle(locations, options)
+    return ConcatHandle(locations, options, own)

@@ -31,6 +31,7 @@ from tdstore.errors import (
 )
 from tdstore.header import Header
 from tdstore.io.blocks import leaf_batches
+from tdstore.io.opening import locate_text
 from tdstore.parallel.byvalue import Packed
 from tdstore.parallel.executors import bar, crew_for
 from tdstore.registry import registry
@@ -172,10 +173,16 @@ def build(
         >>> td["y"][-2:]
         tensor([64, 81])
     """
+    if not hasattr(inputs, "__len__") or (isinstance(inputs, Mapping) and not isinstance(inputs, Container)):
+        raise InvalidTypeError(
+            f"inputs have a length and slices, and a {type(inputs).__name__} has none", hint="list(inputs)"
+        )
     if rows_per_task < 1 or not len(inputs):
         raise InvalidArgumentError(f"{len(inputs)} inputs, rows_per_task={rows_per_task}: both are 1 or more")
-    target = Target(os.fspath(location), storage, dict(storage_options or {}), dict(save_options or {}))
-    place, options = target.stage, dict(storage_options or {})
+    text, found = locate_text(location, {"storage_options": storage_options})
+    options = dict(found["storage_options"] or {})
+    target = Target(text, storage, options, dict(save_options or {}))
+    place = target.stage
     count = -(-len(inputs) // rows_per_task)
     plan = msgspec.json.encode({"inputs": len(inputs), "rows_per_task": rows_per_task, "token": token})
     with registry().engine(place, options) as engine:

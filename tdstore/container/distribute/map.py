@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import LEAF, Container
+from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.distribute.build import build
 from tdstore.container.distribute.row_tasks import (
     Chunk,
@@ -25,8 +26,9 @@ from tdstore.container.distribute.row_tasks import (
     place_of,
     write_rows,
 )
-from tdstore.errors import BatchSizeError, InvalidArgumentError, InvalidStateError
+from tdstore.errors import BatchSizeError, InvalidArgumentError, InvalidStateError, InvalidTypeError
 from tdstore.index.shapes import as_dim
+from tdstore.io.opening import locate
 from tdstore.parallel.byvalue import Packed
 from tdstore.parallel.executors import Crew, InlineExecutor, bar, cpus, crew_for, crosses_by_multiprocessing, width_of
 from tdstore.store import Cap
@@ -104,6 +106,11 @@ class MappingMixin(Container):
         """
         plan = _Plan(self, dim, num_workers, pool, executor, chunksize, num_chunks)
         plan.warn_of_ignored(generator, max_tasks_per_child, mp_start_method)
+        if not isinstance(unwrap(out), (Container, torch.Tensor)):
+            out, own = locate(out, {"storage_options": storage_options})
+            storage_options = own["storage_options"]
+            if out is not None and not isinstance(out, (str, os.PathLike)):
+                raise InvalidTypeError(f"out= is a TensorDict, a tensor, a path or a URL, not a {type(out).__name__}")
         if not isinstance(out, (str, os.PathLike)) and (storage is not None or storage_options is not None):
             raise InvalidArgumentError("storage= and storage_options= are for a new dataset: out= is its URL or path")
         if isinstance(out, (str, os.PathLike)):

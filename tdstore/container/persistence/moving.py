@@ -10,7 +10,7 @@ from tdstore.container.storage.copy_dataset import copy_dataset
 from tdstore.errors import ConflictError, InvalidArgumentError, UnsupportedError
 from tdstore.hookspecs import Backend
 from tdstore.io.housekeeping import check_deletable, delete, ending, info, rename
-from tdstore.io.opening import Location, Storage, find_backend
+from tdstore.io.opening import Location, Storage, find_backend, locate
 from tdstore.registry import registry, without_password
 from tdstore.store import Cap
 
@@ -53,6 +53,8 @@ def move(
         (False, [0, 1, 2])
     """
     known = registry()
+    src, mine = locate(src, dict(src_options or {}))
+    dst, options = locate(dst, options)
     source, old = find_backend(src, src_storage, "r")
     named = old is None or "://" in old or "::" in old or ending(source, old)[0]
     if storage is None and not named and isinstance(dst, (str, os.PathLike)):
@@ -60,7 +62,6 @@ def move(
     target, new = find_backend(dst, storage, "x")
     if old == new:
         raise InvalidArgumentError(f"{src} is to be moved to its own location")
-    mine = dict(src_options or {})
     _refuse(source, old, target, new, mine)
     renamed = source.name == target.name and new is not None and not options and rename(source, old, new)
     if renamed:

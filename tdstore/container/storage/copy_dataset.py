@@ -18,7 +18,7 @@ from tdstore.header import Group, Header
 from tdstore.hookspecs import Backend
 from tdstore.io.blocks import BLOCK_BYTES, MAX_DIMS, Batch, leaf_batches
 from tdstore.io.copying import Checkpoints, ReadBatch, StoreReader, batch_bytes, pieces_work, stream
-from tdstore.io.opening import Location, Storage, find_backend, find_partial
+from tdstore.io.opening import Location, Storage, find_backend, find_partial, locate
 from tdstore.io.partial import Mark, fingerprint, plan_name, with_mark
 from tdstore.io.progress import Progress
 from tdstore.io.rules import Rules, apply_rules, near_key
@@ -102,8 +102,10 @@ def copy_dataset(
         raise OptionError(f"checkpoint is a number of seconds, not {checkpoint!r}")
     if layout is not None:
         options["layout"] = layout
+    dst, options = locate(dst, options)
+    src, own = (src, dict(src_options or {})) if isinstance(src, Container) else locate(src, dict(src_options or {}))
     backend, text = find_backend(dst, storage, mode)
-    with Source(src, src_storage, src_options or {}, keys, rules or {}, verify in (True, "source")) as source:
+    with Source(src, src_storage, own, keys, rules or {}, verify in (True, "source")) as source:
         job = Job(source, backend, text, mode, options, verify in (True, "target"), resume, block_bytes, checkpoint)
         job.run(progress)
 

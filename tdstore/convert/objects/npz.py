@@ -26,6 +26,7 @@ from tdstore.errors import (
     UnsupportedError,
     UntrustedDataError,
 )
+from tdstore.io.opening import locate
 from tdstore.storekit.budget import check_declared
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def from_npz(
     """
     if batch_size is not None and auto_batch_size:
         raise OptionError("give batch_size or auto_batch_size=True, not both")
+    path, found = locate(path, {"storage_options": storage_options})
+    storage_options = found["storage_options"]
     shown = str(path) if isinstance(path, (str, os.PathLike)) else f"the file object {path!r}"
     with _opened(path, storage_options) as file:
         arrays = _arrays(file, shown, keys, max_bytes)

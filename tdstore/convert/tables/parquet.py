@@ -130,8 +130,8 @@ def _located(path: Any, storage_options: Mapping[str, Any] | None) -> tuple[Any,
     Raises:
         OptionError: the objects of a list have options of their own, which differ.
     """
-    path, given = locate(path, {"storage_options": storage_options})
-    options = given["storage_options"]
+    path, together = locate(path, {"storage_options": storage_options})
+    options = together["storage_options"]
     if not isinstance(path, (list, tuple)):
         return path, options
     found = [locate(one, {"storage_options": options}) for one in path]

@@ -10,6 +10,7 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -243,3 +244,15 @@ def test_a_second_run_of_a_task_leaves_nothing_after_the_end(tmp_path, monkeypat
     else:
         data, others = objects(tmp_path / "a")
         assert len(data) == 3 and others == ["tdstore.json"]
+
+
+@pytest.mark.parametrize("inputs", [(i for i in range(3)), {"a": 1}])
+def test_inputs_without_slices_are_refused(tmp_path: Path, inputs: Any) -> None:
+    with pytest.raises(errors.InvalidTypeError, match="have a length and slices") as caught:
+        tdstore.build(tmp_path / "x", lambda rows: rows, inputs, num_workers=0)
+    assert "list(inputs)" in str(caught.value.hint)
+
+
+def test_map_into_something_else_is_refused() -> None:
+    with pytest.raises(errors.InvalidTypeError, match="out= is a TensorDict"):
+        TensorDict({"a": torch.zeros(3)}, [3]).map(lambda rows: rows, out=3, num_workers=0)
