@@ -1,6 +1,7 @@
 """Epochs of batches over a dataset: shuffled without a list, resumed exactly, shared by ranks."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -86,8 +87,9 @@ class Epochs(Stream[Position]):
         shuffle: True permutes all items; "blocks" permutes blocks of neighbours, and items within a window of blocks,
             for storage from which neighbours are cheap to read; False keeps the order of the rows.
         seed: an integer that chooses the order of each epoch. It is the same on all ranks.
-        rank: the number of this process, from 0.
-        world_size: how many processes share the epochs.
+        rank: the number of this process, from 0. Default: 0.
+        world_size: how many processes share the epochs. Default: 1, so that this process reads all rows; where
+            `torch.distributed` has more processes, a warning says so, unless the two are given.
         drop_last: leave out the last, smaller batch.
         prefetch: how many batches threads read ahead; 0 reads when the caller asks.
         columns: the keys to read. Default: all.
@@ -127,8 +129,8 @@ class Epochs(Stream[Position]):
         *,
         shuffle: Shuffle = True,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         drop_last: bool = False,
         prefetch: int = 2,
         columns: Sequence[NestedKey] | None = None,
@@ -144,6 +146,9 @@ class Epochs(Stream[Position]):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(prefetch, device, timeout)
+        if rank is None and world_size is None:
+            _warn_of_equal_batches()
+        rank, world_size = 0 if rank is None else rank, 1 if world_size is None else world_size
         sizes = {"batch_size": batch_size, "world_size": world_size, "span": span, "window_blocks": window_blocks}
         sizes |= {
             "stride": span if stride is None else stride,
@@ -335,3 +340,14 @@ class Epochs(Stream[Position]):
         # Opened here, by one thread: the threads that read would each open it.
         _ = self.source.container, self.windows, self.blocks
         return max(self.prefetch, 1) if self.source.concurrent else 1
+
+
+def _warn_of_equal_batches() -> None:
+    """Warn that all processes of a group read the same batches, which looks like training, and is that of one."""
+    dist = torch.distributed
+    if dist.is_available() and dist.is_initialized() and (size := dist.get_world_size()) > 1:
+        warnings.warn(
+            f"all {size} processes read the same batches: give Epochs rank={dist.get_rank()}, world_size={size} to "
+            "share them out, or rank=0, world_size=1 if this is meant",
+            stacklevel=3,
+        )

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -487,3 +489,16 @@ def test_what_is_wrong_is_refused() -> None:
         len(Epochs(td, 1, span=2, episodes=[1, 5]))
     with pytest.raises(InvalidArgumentError, match="counted from 0"):
         Epochs(td, 1).set_epoch(-1)
+
+
+def test_a_process_group_without_ranks_is_warned_of() -> None:
+    td = numbered(10)
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        with pytest.warns(UserWarning, match="all 2 processes read the same batches: give Epochs rank=1, world_size=2"):
+            Epochs(td, 2)
+        Epochs(td, 2, rank=1, world_size=2)
+        Epochs(td, 2, rank=0, world_size=1)
+    finally:
+        dist.destroy_process_group()
+    Epochs(td, 2)
