@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tdstore.container.concat.schema import Place, Structure
-from tdstore.container.concat.store import MOST_THREADS, ConcatStore
+from tdstore.container.concat.store import MOST_THREADS, WHERE_TO_WRITE, ConcatStore
 from tdstore.container.core.container import Container
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import stored
@@ -19,6 +19,7 @@ from tdstore.io.opening import locate
 from tdstore.pickling import rebuild
 from tdstore.registry import registry
 from tdstore.store import Cap
+from tdstore.storekit import refusals
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -51,6 +52,10 @@ class ConcatHandle(StoreHandle):
             store.close()
             raise
         self.location = store.url
+
+    def check_writable(self) -> None:
+        """Raise `ReadOnlyError`: rows are written at the place that has them."""
+        raise refusals.read_only(self.store.url, WHERE_TO_WRITE)
 
     def reopen(self) -> None:
         """Open all places again, if another process has committed to one of them since, or nobody can tell."""

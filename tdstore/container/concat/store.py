@@ -25,6 +25,7 @@ from tdstore.storekit.foreign_strings import HEAD, mark_of
 from tdstore.types import Fault, Path, Read, path_text
 
 MOST_THREADS = 32
+WHERE_TO_WRITE = "open the place that has the rows with mode='r+' and write there"
 _OF_ALL = Cap.PERSISTENT | Cap.CONCURRENT_READ
 """Abilities that the whole has where all places have them."""
 
@@ -75,7 +76,7 @@ class ConcatStore(CheckedStore[ConcatLeaf]):
         return self._leaves
 
     def _read_only(self) -> ReadOnlyError:
-        return refusals.read_only(self.url, hint="open the place that has the rows with mode='r+' and write there")
+        return refusals.read_only(self.url, WHERE_TO_WRITE)
 
     # -- reading -----------------------------------------------------------------------------
     def _read(self, wanted: Sequence[tuple[ConcatLeaf, Read]]) -> list[Tensor]:

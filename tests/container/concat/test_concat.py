@@ -219,6 +219,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
         for write in (lambda: td.set_("row", torch.zeros(3, dtype=torch.int64)), lambda: td.append(rows(3, 1)[0])):
             with pytest.raises((ReadOnlyError, UnsupportedError)):
                 write()
+        with pytest.raises(ReadOnlyError, match="open the place that has the rows with mode='r\\+'"):
+            td[0] = rows(3, 1)[0]
 
 
 def test_places_that_change_meanwhile(tmp_path: Path) -> None:
