@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -173,7 +173,7 @@ def build(
         >>> td["y"][-2:]
         tensor([64, 81])
     """
-    if not hasattr(inputs, "__len__") or (isinstance(inputs, Mapping) and not isinstance(inputs, Container)):
+    if not isinstance(inputs, Sized) or (isinstance(inputs, Mapping) and not isinstance(inputs, Container)):
         raise InvalidTypeError(
             f"inputs have a length and slices, and a {type(inputs).__name__} has none", hint="list(inputs)"
         )
