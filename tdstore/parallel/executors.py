@@ -28,6 +28,10 @@ _PATIENCE_SECONDS = 5.0
 """Time that the end of a pool may take before its workers are killed, in seconds."""
 _IN_FLIGHT = 2
 """Number of submitted tasks per worker: one that runs and one that waits."""
+_DASK = "distributed.cfexecutor"
+"""The module of the executor of dask."""
+_LOSSES = 3
+"""How often a task whose result dask lost is submitted again."""
 _DEATHS = frozenset({"KilledWorker", "ActorDiedError", "WorkerCrashedError"})
 """Names of the errors of dask and ray for a dead worker; their classes are not imported."""
 _shared_objects: dict[str, Any] = {}
@@ -140,6 +144,48 @@ class PoolExecutor(Executor):
             elif code is not None:
                 return f"with exit code {code}" if code >= 0 else f"by signal {-code}"
         return None
+
+
+class DaskExecutor(Executor):
+    """An executor over that of dask, which submits a task again whose result was lost as it arrived.
+
+    If the worker that had the result dies at that moment, dask runs the task again, but its executor does not wait for
+    it: it takes the result for an error, and raises the `TypeError` of unpacking it. A task may run twice with dask.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Submit the call to dask."""
+        outer: Future[Any] = Future()
+        inner: list[Future[Any]] = []
+
+        def begin() -> None:
+            inner.append(self.executor.submit(fn, *args, **kwargs))
+            inner[-1].add_done_callback(end)
+
+        def end(future: Future[Any]) -> None:
+            error = None if future.cancelled() else future.exception()
+            if error is not None and _is_lost_by_dask(error) and len(inner) <= _LOSSES and not outer.cancelled():
+                begin()
+            elif future.cancelled():
+                outer.cancel()
+            elif outer.set_running_or_notify_cancel():
+                if error is None:
+                    outer.set_result(future.result())
+                else:
+                    outer.set_exception(error)
+
+        begin()
+        outer.add_done_callback(lambda _: inner[-1].cancel())
+        return outer
+
+
+def _is_lost_by_dask(error: BaseException) -> bool:
+    """Check whether an error was raised by the executor itself: those of tasks have frames below it."""
+    raised = error.__traceback__
+    return type(error) is TypeError and raised is not None and raised.tb_next is None
 
 
 class Crew:
@@ -262,7 +308,8 @@ def crew_for(
         ValueError: an unknown start method.
     """
     if executor is not None:
-        return Crew(executor, num_workers or width_of(executor))
+        width = num_workers or width_of(executor)
+        return Crew(DaskExecutor(executor) if type(executor).__module__ == _DASK else executor, width)
     if pool is not None:
         return Crew(PoolExecutor(pool), width_of(pool))
     if num_workers == 0:
