@@ -71,9 +71,12 @@ class TensorDictDataset(Dataset[TensorDictBase]):
         return self._finished(self._source.read(self._checked(rows), self._allocator))
 
     @staticmethod
-    def collate(batch: TensorDictBase) -> TensorDictBase:
-        """Return a batch unchanged: a `collate_fn` for loaders, since a batch was read as one."""
-        return batch
+    def collate(batch: TensorDictBase | Sequence[TensorDictBase]) -> TensorDictBase:
+        """Return a batch that was read as one, or stack rows that were read one by one: a `collate_fn` for loaders.
+
+        Rows come one by one from datasets around this one that have no `__getitems__`, such as `ConcatDataset`.
+        """
+        return batch if isinstance(batch, TensorDictBase) else TensorDictBase.stack(batch)
 
     def __repr__(self) -> str:
         return f"TensorDictDataset({self._source.place!r}, rows={len(self)})"

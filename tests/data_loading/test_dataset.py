@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import tdstore
@@ -45,6 +45,13 @@ def test_workers_open_the_place_for_themselves(tmp_path: Any, context: str) -> N
         dataset, 8, num_workers=2, collate_fn=TensorDictDataset.collate, multiprocessing_context=context
     )
     assert torch.cat([batch["row"] for batch in loader]).tolist() == [-row for row in range(30)]
+
+
+def test_rows_that_are_read_one_by_one_are_stacked() -> None:
+    joined = ConcatDataset([TensorDictDataset(numbered(5)), TensorDictDataset(numbered(3))])
+    batches = list(DataLoader(joined, 6, collate_fn=TensorDictDataset.collate))
+    assert [batch["row"].tolist() for batch in batches] == [[0, 1, 2, 3, 4, 0], [1, 2]]
+    assert list(batches[0]["name"]) == ["r0", "r1", "r2", "r3", "r4", "r0"]
 
 
 def test_a_pickle_is_the_location(tmp_path: Any) -> None:
