@@ -28,7 +28,7 @@ import _report
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = ("ops", "tensorclass", "stores", "media", "remote", "streaming", "replay", "growth", "memory")
-ALWAYS_QUICK = frozenset({"remote", "streaming"})
+ALWAYS_QUICK = frozenset({"remote", "streaming", "replay"})
 """Their long forms take minutes each: `make bench` runs the short ones."""
 MOVED = 1.25
 """Ratios that moved by less than this factor are noise on a shared machine."""
