@@ -34,8 +34,6 @@ _MADE_LATER = 64 << 10
 
 _MANY = 64
 """Writes of so many leaves make enough objects for the garbage collector to run, which looks at all of torch's."""
-
-
 OVERTAKEN = "open it again to build on what the other one wrote; rows written in place are kept"
 """What to do after a commit that was refused."""
 _LONG_ROW = 1 << 24
@@ -270,7 +268,7 @@ class MemmapLeaves(MappedStore[LeafFile]):
                 shape = (length, *old.shape[1:])
                 leaf = LeafFile(path, shape, old.dtype, old.fill, self._layout.file(path))
                 if old.nbytes and old.temp is None and not old.packed and not self._hold.building:
-                    self._claim_lengths()
+                    self._lock_lengths()
                 is_longer = old.grown and old.floor == old.nbytes  # its file, after a growth that was taken back
                 # What grows in place is noted first: where the disk is full in the middle, `discard` cuts the file.
                 if old.nbytes and leaf.nbytes > old.nbytes and not is_longer and not old.packed:
@@ -284,7 +282,7 @@ class MemmapLeaves(MappedStore[LeafFile]):
                 self._files[path] = leaf
                 self._leaves.pop(path, None)
 
-    def _claim_lengths(self) -> None:
+    def _lock_lengths(self) -> None:
         """Keep other writers from changing the lengths of committed files until the commit, or until it is discarded.
 
         Two writers that lengthen one file would write their rows into one place, and whoever is refused at the commit
@@ -293,11 +291,11 @@ class MemmapLeaves(MappedStore[LeafFile]):
         Raises:
             StoreBusyError: another writer is doing so, or committed since this one opened.
         """
-        if self._hold.claimed:
+        if self._hold.has_commit_lock:
             return
-        self._hold.claim(self._options["lock_timeout"])
+        self._hold.lock_commits(self._options["lock_timeout"])
         if self._manifest_now() != self._raw:
-            self._hold.give_up_claim()
+            self._hold.unlock_commits()
             raise refusals.overtaken(self.url, OVERTAKEN)
 
     def _manifest_now(self) -> bytes:

@@ -47,7 +47,7 @@ class Hold:
         self.private = False
         """Opened for reading: what is written to its tensors stays in this process."""
         self._scratch: tuple[int, str] | None = None
-        self._claim = -1
+        self._commit_lock = -1
 
     @property
     def building(self) -> bool:
@@ -55,9 +55,9 @@ class Hold:
         return self.session is None
 
     @property
-    def claimed(self) -> bool:
+    def has_commit_lock(self) -> bool:
         """Check whether other sessions are kept from committing."""
-        return self._claim >= 0
+        return self._commit_lock >= 0
 
     # -- beginning -----------------------------------------------------------------------
     def make_anonymous(self) -> None:
@@ -135,23 +135,23 @@ class Hold:
     @contextmanager
     def committing(self, timeout: float) -> Iterator[None]:
         """Keep other sessions from committing at the same time; after the body they may."""
-        claimed = self.claimed
-        self.claim(timeout)
+        had_it = self.has_commit_lock
+        self.lock_commits(timeout)
         try:
             yield
         except BaseException:
-            if not claimed:
-                self.give_up_claim()
+            if not had_it:
+                self.unlock_commits()
             raise
-        self.give_up_claim()
+        self.unlock_commits()
 
-    def claim(self, timeout: float) -> None:
-        """Keep other sessions from committing, and from lengthening files, until `give_up_claim` or the end.
+    def lock_commits(self, timeout: float) -> None:
+        """Keep other sessions from committing, and from lengthening files, until `unlock_commits` or the end.
 
         Raises:
             StoreBusyError: another session still does so after `timeout` seconds.
         """
-        if self.claimed:
+        if self.has_commit_lock:
             return
         fd = files.open_plain(session.NAME, self.root)
         try:
@@ -159,12 +159,14 @@ class Hold:
         except BaseException:
             os.close(fd)
             raise
-        self._claim = fd
+        self._commit_lock = fd
 
-    def give_up_claim(self) -> None:
-        """Let other sessions commit."""
-        if self.claimed:
-            fd, self._claim = self._claim, -1
+    def unlock_commits(self) -> None:
+        """Let other sessions commit; a forked child only closes its descriptor."""
+        if self._commit_lock >= 0:
+            fd, self._commit_lock = self._commit_lock, -1
+            if self.pid == os.getpid():
+                files.unlock(fd)  # closing is not enough: a forked child holds the same open file
             os.close(fd)
 
     # -- tidying -------------------------------------------------------------------------
@@ -271,8 +273,8 @@ class Hold:
                 self._scratch = None
             if self.session is not None and not self.session.ended:
                 self.session.drop()
-            if self._claim >= 0:
-                self.give_up_claim()
+            if self._commit_lock >= 0:
+                self.unlock_commits()
             if self.root >= 0:
                 os.close(self.root)
                 self.root = -1

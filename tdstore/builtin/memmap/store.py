@@ -387,7 +387,7 @@ class MemmapStore(MemmapLeaves):
             self._leaves = {path: self._leaves_of(leaf) for path, leaf in self._files.items() if leaf.probe is not None}
             if self._meta != self._committed_meta and self._raw:
                 self._write_meta(self._header)
-        self._hold.give_up_claim()
+        self._hold.unlock_commits()
 
     def _leaves_of(self, leaf: LeafFile) -> Tensor:
         known = self._leaves.get(leaf.path)

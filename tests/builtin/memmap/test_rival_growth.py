@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
 import tdstore
 from tdstore import TensorDict
+from tdstore.builtin.memmap.store import MemmapStore
 from tdstore.errors import StoreBusyError
 
 
 def numbers(start: int, stop: int) -> TensorDict:
     ids = torch.arange(start, stop)
     return TensorDict({"id": ids, "x": ids[:, None] * torch.arange(1, 9)}, [stop - start])
+
+
+def store_of(td: Any) -> MemmapStore:
+    return cast(MemmapStore, td._binding[0].store)
 
 
 @pytest.fixture
@@ -50,11 +57,10 @@ def test_a_refused_writer_does_not_cut_off_rows_of_another_one(place: str) -> No
 def test_who_adds_rows_keeps_others_from_it_until_the_commit(place: str) -> None:
     first = tdstore.open(place, mode="r+")
     second = tdstore.open(place, mode="r+", lock_timeout=0.05)
-    handle = first._handle if hasattr(first, "_handle") else first._binding[0]  # type: ignore[attr-defined]
-    handle.store.resize({("id",): 5, ("x",): 5})
+    store_of(first).resize({("id",): 5, ("x",): 5})
     with pytest.raises(StoreBusyError):
         second.extend(numbers(3, 4))
-    handle.store.discard()
+    store_of(first).discard()
     second.extend(numbers(3, 4))
     second.close()
     first.close()
@@ -71,3 +77,30 @@ def test_rows_of_a_writer_that_was_killed_are_not_in_new_rows(place: str) -> Non
         assert td["id"].tolist() == [0, 1, 2, 0, 0, 0]
         assert not td["x"][3:].any()
     assert os.path.getsize(f"{place}/id.memmap") == 6 * 8
+
+
+def test_a_forked_child_does_not_keep_the_lock(place: str) -> None:
+    """The child holds the same open file: it neither ends the lock before the commit, nor keeps it behind it."""
+    first = tdstore.open(place, mode="r+")
+    store_of(first).resize({("id",): 5, ("x",): 5})
+    waits, ends = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(ends)
+        del first
+        gc.collect()
+        os.read(waits, 1)
+        os._exit(0)
+    os.close(waits)
+    try:
+        second = tdstore.open(place, mode="r+", lock_timeout=0.1)
+        with pytest.raises(StoreBusyError):
+            second.extend(numbers(3, 4))
+        store_of(first).discard()
+        second.extend(numbers(3, 4))
+        second.close()
+        first.close()
+    finally:
+        os.close(ends)
+        os.waitpid(child, 0)
+    check(place, 4)
