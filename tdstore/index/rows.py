@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
 from tdstore.dtypes import to_numpy
-from tdstore.errors import DimensionError, InvalidArgumentError, OutOfRangeError
+from tdstore.errors import DimensionError, IndexKindError, InvalidArgumentError, OutOfRangeError
 from tdstore.index.tracing import traced
 from tdstore.types import StoreIndex
 
@@ -386,8 +386,8 @@ def _positive(array: np.ndarray[Any, Any]) -> bool:
     return all(stride >= 0 for stride in array.strides)  # torch has no negative strides
 
 
-def _ambiguous(what: str) -> IndexError:
-    return IndexError(f"{what} is a mask to torch and rows to numpy: index with .bool() or with int64 to say which")
+def _ambiguous(what: str) -> IndexKindError:
+    return IndexKindError(f"{what} is a mask to torch and rows to numpy: index with .bool() or with int64 to say which")
 
 
 def _show(index: object) -> str:
@@ -456,9 +456,9 @@ def check_indices(places: Iterable[tuple[StoreIndex, Sequence[int]]]) -> None:
                 known, limit = term, size
 
 
-def out_of_range(index: int, dim: int, size: int) -> IndexError:
+def out_of_range(index: int, dim: int, size: int) -> OutOfRangeError:
     """Create the error for an index outside its dimension."""
-    return IndexError(f"index {index} is out of range for dimension {dim} with size {size}")
+    return OutOfRangeError(f"index {index} is out of range for dimension {dim} with size {size}")
 
 
 def as_slice(index: slice, size: int) -> range:

@@ -102,10 +102,9 @@ def _usual_shape(shape: torch.Size, terms: tuple[Any, ...]) -> torch.Size | None
         elif kind is Tensor and term.is_cpu and not tensors:
             tensors = 1
             if term.dtype is torch.int64:
-                rows = term.numpy()
-                unsigned = rows.view(np.uint64)  # negative ones are the largest of all here
-                far = rows.size and unsigned.item(unsigned.argmax()) >= size
-                if far and (rows.min() < -size or rows.max() >= size):
+                try:
+                    check_rows(term, size, dim)
+                except OutOfRangeError:  # another term may be wrong before it
                     return None
                 sizes += term.shape
             elif term.dtype is torch.bool and term.ndim and term.shape == shape[dim : dim + term.ndim]:
