@@ -7,7 +7,6 @@ tells what is wrong with them.
 from __future__ import annotations
 
 import math
-import os
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,8 @@ from tdstore.types import LeafSpec, StoreIndex
 TOGETHER = 4 << 20
 """Bytes of decoded chunks from which rows are taken at a time."""
 THREADS_PAY = 1 << 20
+"""Bytes of decoded chunks from which threads decode them."""
+MOST_THREADS = 8
 _ABSENT = -1
 
 Take = Callable[[int, int], memoryview]
@@ -171,7 +172,7 @@ def spread(work: Callable[[int], bool], items: range, nbytes: int) -> list[bool]
         items: the items.
         nbytes: the bytes that are decoded in all.
     """
-    workers = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    workers = min(MOST_THREADS, torch.get_num_threads())  # one in the workers of a loader
     if nbytes < THREADS_PAY or workers < 2 or len(items) < 2:
         return list(map(work, items))
     with ThreadPoolExecutor(workers) as pool:
