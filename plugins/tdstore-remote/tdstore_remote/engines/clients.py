@@ -6,7 +6,7 @@ import base64
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 from urllib.parse import unquote
@@ -46,27 +46,26 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def reading_client(obstore: Any, url: str, place: Place, target: Target, settings: Settings) -> Client:
+def reading_client(place: Place, target: Target, settings: Settings, build_one: Callable[[], Client]) -> Client:
     """Return the client with which engines for a URL read: the same one while any of them exists.
 
     A new client has no connections, and the first request of each costs as long as one more request.
 
     Args:
-        obstore: the module.
-        url: the URL, for messages.
-        place: its parts.
+        place: the parts of the URL.
         target: the options.
         settings: the settings of the engine.
+        build_one: builds a client for these.
     """
     if not _names_credentials(place, target):  # they come from files, which may have changed
-        return build(obstore, url, place, target, settings)
+        return build_one()
     environment = sorted(item for item in os.environ.items() if item[0].upper().startswith(_ENVIRONMENT))
     parts = (place, target.profile, sorted(target.config.items()), sorted(target.client.items()), settings.stall)
     name = repr((parts, environment))
     with _lock:
         found = _shared.get(name)
         if found is None:
-            found = _shared[name] = build(obstore, url, place, target, settings)
+            found = _shared[name] = build_one()
         return found
 
 

@@ -7,7 +7,6 @@ import builtins
 import functools
 import math
 from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from tdstore.engine import Blob, Buffer, Ends, Engine, EngineCap, Entry, expected_ranges
@@ -71,8 +70,7 @@ class ObstoreEngine(Engine):
         self._patience = Patience(settings)
         self._obstore = load_obstore()
         self._target = target
-        with self._opening():
-            self._client = clients.reading_client(self._obstore, self.url, place, target, settings)
+        self._client = clients.reading_client(place, target, settings, self._build)
         self._reader = self._client.store
         self._whole: dict[str, bytes] = {}
         self._gates: dict[str, asyncio.Lock] = {}
@@ -96,14 +94,9 @@ class ObstoreEngine(Engine):
 
     def _build(self, headers: Mapping[str, str] | None = None, *, reading: bool = True) -> Client:
         place, target, settings = self._place, self._target, self.settings
-        with self._opening():
-            return clients.build(self._obstore, self.url, place, target, settings, reading=reading, headers=headers)
-
-    @contextmanager
-    def _opening(self) -> Iterator[None]:
         call = Call(self.url, "opening")
         try:
-            yield
+            return clients.build(self._obstore, self.url, place, target, settings, reading=reading, headers=headers)
         except self._errors() as error:
             raise _final(of_obstore(error, call), call) from error
 
