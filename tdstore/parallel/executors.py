@@ -168,8 +168,12 @@ class DaskExecutor(Executor):
         def end(future: Future[Any]) -> None:
             error = None if future.cancelled() else future.exception()
             if error is not None and _is_lost_by_dask(error) and len(inner) <= _LOSSES and not outer.cancelled():
-                begin()
-            elif future.cancelled():
+                try:
+                    begin()
+                    return
+                except Exception as refused:  # of a client that was closed: a callback that raises ends no future
+                    error = refused
+            if future.cancelled():
                 outer.cancel()
             elif outer.set_running_or_notify_cancel():
                 if error is None:

@@ -63,6 +63,18 @@ def test_it_is_not_tried_for_ever() -> None:
     assert executor.calls == 4
 
 
+def test_a_client_that_was_closed_meanwhile_is_an_error() -> None:
+    class Closed(Losing):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            if self.calls:
+                raise RuntimeError("the client is closed")
+            return super().submit(fn, *args)
+
+    future = DaskExecutor(Closed(("pending", 1))).submit(divmod, 7, 2)
+    with pytest.raises(RuntimeError, match="is closed"):
+        future.result(timeout=5)
+
+
 def test_it_is_cancelled() -> None:
     with pytest.raises(CancelledError):
         DaskExecutor(Losing(("cancelled", None))).submit(divmod, 7, 2).result()
