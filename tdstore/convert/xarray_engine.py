@@ -1,12 +1,11 @@
-"""The engine of xarray, `xarray.open_dataset(location, engine="tdstore")` and `open_datatree`: stored TensorDicts, read
-lazily."""
+"""The engine of xarray: `xarray.open_dataset(location, engine="tdstore")` and `open_datatree` read lazily."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -33,104 +32,82 @@ SEPARATOR = "."
 """Joins the keys of nested entries to the names of variables."""
 
 
+class OpenOptions(TypedDict, total=False):
+    """Arguments by name of `xarray.open_dataset`, `open_datatree` and `open_groups` with this engine."""
+
+    drop_variables: str | Iterable[str] | None
+    """Names of variables to leave out. In a tree: in all nodes, or with the names of their nodes, "next.obs"."""
+    group: str | tuple[str, ...] | None
+    """The key of a nested TensorDict to open instead of all, also as "a/b"."""
+    storage: str | None
+    """The name of a backend; default: determined by the location."""
+    options: Mapping[str, Any] | None
+    """Options of the backend."""
+    storage_options: Mapping[str, Any] | None
+    """Credentials and endpoint of a URL."""
+
+
 class TensorDictBackend(BackendEntrypoint):
     """Open stored TensorDicts as datasets and trees of xarray; entry point `tdstore` of the group `xarray.backends`.
 
     Entries become variables. Nested TensorDicts are nodes of a tree; in a dataset, the names of their variables have a
-    dot. Dimensions of the batch keep their
-    names, or are `dim_0` and so on; those of features are `obs_dim_0`. bfloat16 and float8 become float32. Values per
-    row are read at once, one value for all rows is an attribute.
+    dot. Dimensions of the batch keep their names, or are `dim_0` and so on; those of features are `obs_dim_0`. bfloat16
+    and float8 become float32. Values per row are read at once, one value for all rows is an attribute.
     """
 
     description = "Open TensorDicts of any storage of tdstore"
     supports_groups = True
-    open_dataset_parameters = ("filename_or_obj", "drop_variables", "group", "storage", "options", "storage_options")
+    open_dataset_parameters = ("filename_or_obj", *OpenOptions.__annotations__)
 
     def open_dataset(  # type: ignore[override]  # engines have arguments of their own
-        self,
-        filename_or_obj: str | os.PathLike[str],
-        *,
-        drop_variables: str | Iterable[str] | None = None,
-        group: str | tuple[str, ...] | None = None,
-        storage: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        self, filename_or_obj: str | os.PathLike[str], **options: Unpack[OpenOptions]
     ) -> Dataset:
         """Open a dataset; `chunks=` of `xarray.open_dataset` makes the variables arrays of dask.
 
         Args:
             filename_or_obj: a path or URL.
-            drop_variables: names of variables to leave out.
-            group: the key of a nested TensorDict to open instead of all, also as "a/b".
-            storage: the name of a backend; default: determined by the location.
-            options: options of the backend.
-            storage_options: credentials and endpoint of a URL.
+            **options: see `OpenOptions`.
 
         Raises:
             StoreError, PluginError: as `tdstore.open`. UnsupportedError: rows of an entry differ in shape.
             InvalidArgumentError: two variables would have the same name.
         """
-        with _opened(filename_or_obj, group, storage, options, storage_options) as td:
+        with _opened(filename_or_obj, options) as td:
             variables: dict[str, Variable] = {}
             attrs: dict[str, Any] = {}
-            _collect(td, (), (), _names(drop_variables), variables, attrs)
+            _collect(td, (), (), _dropped(options), variables, attrs)
             dataset = Dataset(variables, attrs=attrs)
         dataset.set_close(td.close)
         return dataset
 
     def open_datatree(  # type: ignore[override]  # engines have arguments of their own
-        self,
-        filename_or_obj: str | os.PathLike[str],
-        *,
-        drop_variables: str | Iterable[str] | None = None,
-        group: str | tuple[str, ...] | None = None,
-        storage: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        self, filename_or_obj: str | os.PathLike[str], **options: Unpack[OpenOptions]
     ) -> DataTree:
         """Open a tree with a node for each nested TensorDict, as `xarray.open_datatree` does.
 
         Args:
             filename_or_obj: a path or URL.
-            drop_variables: names of variables to leave out, in all nodes, or with the names of their nodes: "next.obs".
-            group: the key of a nested TensorDict, which is the root then, also as "a/b".
-            storage: the name of a backend; default: determined by the location.
-            options: options of the backend.
-            storage_options: credentials and endpoint of a URL.
+            **options: see `OpenOptions`.
 
         Raises:
             StoreError, PluginError: as `tdstore.open`. UnsupportedError: rows of an entry differ in shape.
             InvalidArgumentError: a name has a slash.
         """
-        groups = self.open_groups_as_dict(
-            filename_or_obj,
-            drop_variables=drop_variables,
-            group=group,
-            storage=storage,
-            options=options,
-            storage_options=storage_options,
-        )
+        groups = self.open_groups_as_dict(filename_or_obj, **options)
         tree: DataTree = DataTree.from_dict(groups)
         tree.set_close(groups["/"]._close)
         return tree
 
     def open_groups_as_dict(  # type: ignore[override]  # engines have arguments of their own
-        self,
-        filename_or_obj: str | os.PathLike[str],
-        *,
-        drop_variables: str | Iterable[str] | None = None,
-        group: str | tuple[str, ...] | None = None,
-        storage: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        self, filename_or_obj: str | os.PathLike[str], **options: Unpack[OpenOptions]
     ) -> dict[str, Dataset]:
         """Open a dataset for each nested TensorDict, by its path: "/", "/next", as `xarray.open_groups` does.
 
         The dataset at "/" closes them all. Arguments and errors are those of `open_datatree`.
         """
         found: dict[str, Dataset] = {}
-        with _opened(filename_or_obj, group, storage, options, storage_options) as td:
-            _collect_groups(td, (), (), _names(drop_variables), found)
+        with _opened(filename_or_obj, options) as td:
+            _collect_groups(td, (), (), _dropped(options), found)
         found["/"].set_close(td.close)
         return found
 
@@ -140,17 +117,14 @@ class TensorDictBackend(BackendEntrypoint):
 
 
 @contextmanager
-def _opened(
-    location: Any,
-    group: str | tuple[str, ...] | None,
-    storage: str | None,
-    options: Mapping[str, Any] | None,
-    storage_options: Mapping[str, Any] | None,
-) -> Iterator[TensorDictBase]:
+def _opened(location: str | os.PathLike[str], options: OpenOptions) -> Iterator[TensorDictBase]:
     """Open a TensorDict, and close it only if an error follows."""
-    all_options = {**(options or {}), **({} if storage_options is None else {"storage_options": storage_options})}
+    of_backend = dict(options.get("options") or {})
+    if options.get("storage_options") is not None:
+        of_backend["storage_options"] = options["storage_options"]
+    group = options.get("group")
     at = group.strip("/") or None if isinstance(group, str) else group  # the groups of xarray begin with a slash
-    td = open_container(location, storage=storage, mode="r", subpath=at, **all_options)
+    td = open_container(location, storage=options.get("storage"), mode="r", subpath=at, **of_backend)
     try:
         yield td
     except BaseException:
@@ -158,7 +132,8 @@ def _opened(
         raise
 
 
-def _names(names: str | Iterable[str] | None) -> set[str]:
+def _dropped(options: OpenOptions) -> set[str]:
+    names = options.get("drop_variables")
     return {names} if isinstance(names, str) else {*(names or ())}
 
 
