@@ -17,7 +17,6 @@ from tdstore.header import Header
 from tdstore.hookspecs import Backend
 from tdstore.io.opening import locate
 from tdstore.pickling import rebuild
-from tdstore.registry import registry
 from tdstore.store import Cap
 from tdstore.storekit import refusals
 
@@ -36,14 +35,12 @@ class ConcatHandle(StoreHandle):
     Args:
         locations: the places.
         options: of `tdstore.open`, for all of them.
-        own: of `tdstore.open`, for each of them, where it has others; empty: none has.
+        own: further ones, for each of them.
     """
 
     __slots__ = ("_locations", "_own")
 
-    def __init__(
-        self, locations: Sequence[str], options: Mapping[str, Any], own: Sequence[Mapping[str, Any]] = ()
-    ) -> None:
+    def __init__(self, locations: Sequence[str], options: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> None:
         self._locations, self._own = tuple(locations), tuple(own)
         store = _opened(self._locations, options, self._own)
         try:
@@ -69,10 +66,10 @@ class ConcatHandle(StoreHandle):
         self.reload()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return rebuild, ("ConcatHandle", self._locations, self.options, *([self._own] if self._own else []))
+        return rebuild, ("ConcatHandle", self._locations, self.options, self._own)
 
 
-def _opened(locations: Sequence[str], options: Mapping[str, Any], own: Sequence[Mapping[str, Any]] = ()) -> ConcatStore:
+def _opened(locations: Sequence[str], options: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> ConcatStore:
     """Open places, several at a time."""
 
     def open_one(location: str, more: Mapping[str, Any]) -> StoreHandle | BaseException:
@@ -82,7 +79,7 @@ def _opened(locations: Sequence[str], options: Mapping[str, Any], own: Sequence[
             return error
 
     with ThreadPoolExecutor(min(len(locations), MOST_THREADS)) as threads:
-        found = list(threads.map(open_one, locations, own or [{}] * len(locations)))
+        found = list(threads.map(open_one, locations, own))
     handles = [one for one in found if isinstance(one, StoreHandle)]
     try:
         for location, one in zip(locations, found, strict=True):
@@ -135,7 +132,7 @@ def concat(locations: Iterable[str | os.PathLike[str]], **options: Any) -> Tenso
     places = list(locations)
     if not places:
         raise InvalidArgumentError("concat needs at least one location")
-    if isinstance(locations, tuple) and registry().locate(locations, {})[0] is not locations:
+    if isinstance(locations, tuple) and locate(locations, {})[0] is not locations:
         raise InvalidTypeError("concat takes a list of locations, not one of them", hint="[(store, path), ...]")
     paths, own = [], []
     for place in places:
@@ -151,13 +148,11 @@ def concat(locations: Iterable[str | os.PathLike[str]], **options: Any) -> Tenso
     for name in ("mode", "subpath"):
         if name in options:
             raise InvalidArgumentError(f"concat has no {name}=: whole datasets are opened for reading")
-    td = stored(ConcatHandle(paths, options, own if any(own) else ()), ())
+    td = stored(ConcatHandle(paths, options, own), ())
     td._undo = "close"
     return td
 
 
-def reopened(
-    locations: Sequence[str], options: Mapping[str, Any], own: Sequence[Mapping[str, Any]] = ()
-) -> ConcatHandle:
+def reopened(locations: Sequence[str], options: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> ConcatHandle:
     """Open the places that a pickle refers to."""
     return ConcatHandle(locations, options, own)
