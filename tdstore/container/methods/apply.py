@@ -178,7 +178,7 @@ class ApplyMixin(Container):
             and filter_empty is None
             and device is NO_DEFAULT
             and names is NO_DEFAULT
-            and not (inplace and HOLES)
+            and not (inplace and HOLES)  # `fn` may write into what it is given, whose pages are reserved before
             and self._is_plain_tree()
         ):
             results: Self | None = self._map_plain(fn)

@@ -80,7 +80,7 @@ class IndexedTree(BindingMixin):
             return self._view_at(None, torch.Size((1, *batch)), self._names and (None, *self._names), len(batch))
         rows: Tensor | None = None
         if not traced():
-            if kind is Tensor and not index.ndim and index.dtype is torch.int64 and index.is_cpu and not self._state:
+            if kind is Tensor and not index.ndim and index.dtype is torch.int64 and index.is_cpu:
                 return self._at(int(index))
             if kind is Tensor and index.dtype is torch.int64 and index.ndim == 1 and self._starts_with_cpu_tensor():
                 try:  # torch checks the rows as it copies them: good ones need not be checked before

@@ -65,15 +65,15 @@ class LeafwiseTree(ResidentTree):
             self._mixed(lambda node, *parts: node._foreach_(fn, *parts), operands, exact=False)
         elif leaves:
             parts = [self._operand(o, leaves, exact=False) for o in operands]
-            in_place = isinstance(fn, InPlace)
-            plain = bool(parts) and not traced() and alike(leaves, parts, not in_place or fn.numbers)  # type: ignore[attr-defined]
+            in_place = fn if isinstance(fn, InPlace) else None
+            plain = bool(parts) and not traced() and alike(leaves, parts, in_place is None or in_place.numbers)
             if not plain:
                 for part in parts:
                     if isinstance(part, list) and isinstance(part[0], Tensor):
                         check_operands(leaves, part)
                 rehearse(fn, leaves, parts)
-            elif in_place:
-                fn = fn.at_once  # type: ignore[attr-defined]
+            elif in_place is not None:
+                fn = in_place.at_once
             if HOLES:
                 for leaf in leaves:
                     reserve(leaf)

@@ -207,14 +207,10 @@ class TensorDict(EntryTree):
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
         source = input_dict_or_td
         if kwargs:
-            some = self._some_of(source, kwargs["keys_to_update"]) if kwargs.keys() == {"keys_to_update"} else None
-            if some is None:
-                super().update(source, clone, inplace, **kwargs)
-                return self
-            full, source = source, some
+            source = self._some_of(source, kwargs["keys_to_update"]) if kwargs.keys() == {"keys_to_update"} else None
         plain = type(source) is dict or type(source) is TensorDict
         if not plain or not (self._copy_over(source) if inplace else not self._state and self._merge(source, clone)):
-            super().update(full if kwargs else source, clone, inplace, **kwargs)
+            super().update(input_dict_or_td, clone, inplace, **kwargs)
         return self
 
     def _some_of(self, source: Any, keys: Any) -> TensorDict | None:
