@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-import shutil
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -18,7 +17,10 @@ from tdstore.store import Cap, Store
 from tdstore.testing.comparing import check_equal, check_header, check_leaves, check_unchanged, failure, raises
 from tdstore.testing.full_disks import NEW, OLD, FullDiskTests
 from tdstore.testing.processes.deaths import (
+    StoredFiles,
     Work,
+    at_steps,
+    copies,
     deaths,
     die,
     die_at,
@@ -84,6 +86,7 @@ class CrashTests(FullDiskTests):
         durable              options under which commits are synced, `{}` where all are; without them the tests of
                              syncs are skipped
         steps, least         every so-many-th change is a kill; fewer changes than `least` are an error
+        copied               look at copies of the storage, at each change of one writer, instead of killing many
         random_kills, traced_kills, flips, disk_mib      how many, and how large a disk is filled
         noticed              share of flipped bits that must raise an error (0.4)
     """
@@ -102,6 +105,11 @@ class CrashTests(FullDiskTests):
     """Kill a work only at every so-many-th change."""
     least: ClassVar[int] = 4
     """Fewer changes than that in one work mean that `points` do not see the storage."""
+    copied: ClassVar[bool] = False
+    """Instead of a killed writer for each change, stop one writer at each, and look at copies of the storage (`kept`).
+
+    It takes a tenth of the time. What only the death of a process does, such as releasing locks, is left to the kills
+    by the clock and at system calls."""
     random_kills: ClassVar[int] = 25
     """Kills by the clock, of each work."""
     traced_kills: ClassVar[int] = 8
@@ -128,16 +136,7 @@ class CrashTests(FullDiskTests):
         """Save the present files; the result restores them, and removes all others. The default knows local files."""
         path = local_path(location)
         assert path is not None, f"{location} is not local: override kept()"
-        files = {file: file.read_bytes() for file in path.parent.rglob("*") if file.is_file()}
-
-        def put_back() -> None:
-            for entry in path.parent.iterdir():
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-            for file, data in files.items():
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(data)
-
-        return put_back
+        return StoredFiles(path.parent)
 
     def files(self, location: Location) -> list[str]:
         """List the files inside of the store. The default lists a local folder; a store in one file has none.
@@ -266,26 +265,29 @@ class CrashTests(FullDiskTests):
         put_back, new, _ = self.prepared(work, location, options)
         seen: dict[str, int] = {}
         left: set[tuple[str, ...]] = set()
+        later: list[Work] = []
         put_back()
         save_leaves(self.made, location, {})
         clean = self.files(location)
         put_back()
         found = self.found_points(lambda: self.work(work, location, options))
-        for died in deaths(
-            put_back,
-            lambda: self.work(work, location, options),
-            lambda k: die_at(self.points, k, found),
-            step=self.steps.get(work, 1),
-            least=self.least,
-        ):
+        step = self.steps.get(work, 1)
+        for died in self._ends(put_back, lambda: self.work(work, location, options), location, found, step):
             result = self.outcome(location, new)
             seen[result] = seen.get(result, 0) + 1
             assert died or result == "new", f"the work {work!r} came to its end, and a reader finds {result!r}"
             state = tuple(map(kind, (*self.strays(location), "/", *self.files(location))))
             if died and state not in left and _is_power_of_two(len(left) + 1):
-                save_leaves(self.made, location, {})
-                self._check_tidied(location, clean)
+                if self.copied:  # the next copy goes into the file that it is one of
+                    later.append(self.kept(location))
+                else:
+                    save_leaves(self.made, location, {})
+                    self._check_tidied(location, clean)
             left.add(state)
+        for leave_again in later:
+            leave_again()
+            save_leaves(self.made, location, {})
+            self._check_tidied(location, clean)
         promised = self.outcomes.get(work, {"old", "new"})
         assert seen.get("old", 0) > 1, f"hardly a kill left the old store: {seen}"
         assert set(seen) == promised, f"after kills {seen} were found, and `outcomes` says {sorted(promised)}"
@@ -304,13 +306,7 @@ class CrashTests(FullDiskTests):
         found = self.found_points(work)
         put_back()
         left: set[tuple[str, ...]] = set()
-        for died in deaths(
-            put_back,
-            work,
-            lambda k: die_at(self.points, k, found),
-            step=3 * self.steps.get("save", 1),
-            least=self.least,
-        ):
+        for died in self._ends(put_back, work, location, found, 3 * self.steps.get("save", 1)):
             what = "a writer that made a store was killed"
             try:
                 check_leaves(load(self.made, location, **self.reading), NEW, what)
@@ -325,6 +321,18 @@ class CrashTests(FullDiskTests):
                 work()
                 self._check_tidied(location, clean)
             left.add(state)
+
+    def _ends(
+        self, put_back: Work, work: Work, location: Location, found: Collection[str], step: int
+    ) -> Iterator[bool]:
+        """Put the storage into the state that a writer leaves that dies at its k-th change, for one k after another."""
+        if self.copied:
+            put_back()
+            copy = lambda: self.kept(location)  # noqa: E731
+            yield from copies(work, lambda do: at_steps(self.points, do, found), copy, step=step, least=self.least)
+        else:
+            arm = lambda k: die_at(self.points, k, found)  # noqa: E731
+            yield from deaths(put_back, work, arm, step=step, least=self.least)
 
     def _check_tidied(self, location: Location, clean: list[str]) -> None:
         """Check that a save after a death left no file but those that it leaves without a death."""

@@ -18,7 +18,7 @@ from tdstore.builtin.memmap.writing import LeafWriter
 from tdstore.dtypes import to_numpy
 from tdstore.errors import StoreNotFoundError
 from tdstore.store import Cap, Store
-from tdstore.storekit import io_errors
+from tdstore.storekit import documents, io_errors
 from tdstore.storekit.files import write_at
 from tdstore.testing import CountingStore, CrashTests, crash
 from tdstore.testing.crash import in_child, small_disk
@@ -61,33 +61,55 @@ def open_littering(location: str, *, mode: Any = "r", **options: Any) -> Store:
     return open_memmap(location, mode=mode, **options)
 
 
+def open_in_two_steps(location: str, *, mode: Any = "r", **options: Any) -> Store:
+    """An empty file marks the place before there is a store."""
+    if mode == "w" and not os.path.exists(location):
+        os.mkdir(location)
+        Path(location, documents.NAME).touch()
+    return open_memmap(location, mode=mode, **options)
+
+
 def wrong(opener: Any, **fields: Any) -> CrashTests:
     return type("Wrong", (Memmap,), {"open": staticmethod(opener), **fields})()
 
 
+either = pytest.mark.parametrize("copied", [False, True], ids=["killed", "copied"])
+
+
+@either
 @pytest.mark.parametrize("work", ["save", "rows"])
-def test_a_right_store_passes(tmp_path: Path, work: str) -> None:
-    Memmap().test_kill_at_every_call(tmp_path / "d", work, "default")
+def test_a_right_store_passes(tmp_path: Path, work: str, copied: bool) -> None:
+    wrong(open_memmap, copied=copied).test_kill_at_every_call(tmp_path / "d", work, "default")
 
 
-def test_what_is_promised_must_be_seen(tmp_path: Path) -> None:
+@either
+def test_what_is_promised_must_be_seen(tmp_path: Path, copied: bool) -> None:
     with pytest.raises(AssertionError, match="'dirty': "):
-        wrong(open_memmap, outcomes={}).test_kill_at_every_call(tmp_path / "d", "rows", "default")
+        wrong(open_memmap, outcomes={}, copied=copied).test_kill_at_every_call(tmp_path / "d", "rows", "default")
 
 
-def test_an_old_store_that_goes_too_soon(tmp_path: Path) -> None:
+@either
+def test_an_old_store_that_goes_too_soon(tmp_path: Path, copied: bool) -> None:
     with pytest.raises(StoreNotFoundError):
-        wrong(open_hasty).test_kill_at_every_call(tmp_path / "d", "save", "default")
+        wrong(open_hasty, copied=copied).test_kill_at_every_call(tmp_path / "d", "save", "default")
 
 
-def test_half_an_update(tmp_path: Path) -> None:
+@either
+def test_half_an_update(tmp_path: Path, copied: bool) -> None:
     with pytest.raises(AssertionError, match="neither old nor new"):
-        wrong(open_deaf, reading={}, random_kills=0).test_kill_at_every_call(tmp_path / "d", "rows", "default")
+        wrong(open_deaf, reading={}, copied=copied).test_kill_at_every_call(tmp_path / "d", "rows", "default")
 
 
-def test_what_the_dead_leave(tmp_path: Path) -> None:
+@either
+def test_what_the_dead_leave(tmp_path: Path, copied: bool) -> None:
     with pytest.raises(AssertionError, match="what a dead writer left stays"):
-        wrong(open_littering).test_kill_at_every_call(tmp_path / "d", "save", "default")
+        wrong(open_littering, copied=copied).test_kill_at_every_call(tmp_path / "d", "save", "default")
+
+
+@either
+def test_a_first_save_that_is_no_single_step(tmp_path: Path, copied: bool) -> None:
+    with pytest.raises(AssertionError, match="no store is there, or a whole one"):
+        wrong(open_in_two_steps, copied=copied).test_kill_a_first_save(tmp_path / "d")
 
 
 class Objects(CrashTests):

@@ -39,8 +39,8 @@ class TestCrash(CrashTests):
     ]  # fmt: skip
     outcomes = {"rows": {"old", "dirty", "new"}}
     least = 12
-    steps = {"structure": 2}
-    random_kills = 40
+    copied = True
+    random_kills = 12
     flips = 250
 
     @pytest.fixture
@@ -78,7 +78,6 @@ class TestCrashCompressed(TestCrash):
     layouts = {"compressed": {"chunks": 8, "compression": "gzip"}}
     full_disk_layouts: ClassVar[dict[str, Any]] = {}
     outcomes = {}
-    steps = {"rows": 4, "structure": 4}
 
 
 # -- damage --------------------------------------------------------------------------------

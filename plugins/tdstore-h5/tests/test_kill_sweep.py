@@ -1,4 +1,4 @@
-"""A writer killed at, or in the middle of, any change of the medium: old, new, or an error that names leaves."""
+"""What a writer leaves at, or in the middle of, any change of the medium: old, new, or an error that names leaves."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import torch
 import tdstore
 from tdstore import TensorDict
 from tdstore.errors import DirtyStoreError
-from tdstore.testing.crash import deaths, die
+from tdstore.testing.crash import die
+from tdstore.testing.processes.deaths import StoredFiles, copies
 
 IN_MEMORY = True
-STEP = 7
-"""Of the moments at which a writer is killed, every so-many-th; 1 is the whole sweep, of minutes."""
+STEP = 4
+"""Of the moments at which the files are looked at, every so-many-th."""
 ROWS = 64
 LAYOUTS: dict[str, dict[str, Any]] = {"contiguous": {}, "compressed": {"chunks": 8, "compression": "gzip"}}
 Change = Callable[[Any], object]
@@ -50,22 +51,21 @@ def _content(place: FsPath, **options: Any) -> dict[Any, Any]:
         return found | {key: td[key].tolist() for key in sorted(td.keys(True, True), key=str)}
 
 
-def _break(kill_at: int) -> None:
-    """From now on count changes of the medium, and die at one: before it, in its middle, or after it."""
+def _count(do: Callable[[int], object]) -> None:
+    """Call a function at each change of the medium from now on: before it, in the middle of a write, and after it."""
     count = 0
 
     def step() -> None:
         nonlocal count
         count += 1
-        if count == kill_at:
-            die()
+        do(count)
 
     def wrap(name: str) -> None:
         real = getattr(os, name)
 
         def counted(*args: Any, **options: Any) -> Any:
             step()
-            if name == "pwrite" and count + 1 == kill_at:
+            if name == "pwrite":
                 fd, data, offset = args
                 real(fd, data[: len(data) // 2], offset)
             step()
@@ -100,7 +100,7 @@ def test_no_file_is_lost(file: FsPath, layout: str, change: str) -> None:
     assert new != old
     chance = random.Random(change)
     seen = {"old": 0, "new": 0, "dirty": 0, "between": 0}
-    for _ in deaths(begin, work, _break, step=STEP):
+    for _ in copies(work, _count, lambda: StoredFiles(file.parent), step=STEP, least=12):
         for options in ({}, {"verify": "full"}):
             try:
                 found = _content(file, **options)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
-import subprocess
-import sys
+import signal
 from collections.abc import Callable
 from pathlib import Path as FsPath
 from typing import Any
@@ -23,18 +21,12 @@ from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreIOError, Sto
 from tdstore.store import Store
 from tdstore.storekit import files
 from tdstore.testing import CrashTests
+from tdstore.testing.processes.syscalls import needs_strace, traced
 from tdstore.types import LeafSpec, Write
 from tests import scripts
 
 IN_MEMORY = True
 LAYOUTS: dict[str, dict[str, Any]] = {"plain": {"chunks": 40, "checksum": False}, "shards": {"chunks": 8, "shards": 32}}
-
-_CHILD = """
-import sys
-sys.path.insert(0, sys.argv[2])
-from test_crash import LAYOUTS, TestCrash
-TestCrash().work(sys.argv[3], sys.argv[1], LAYOUTS["shards"])
-"""
 
 
 class TestCrash(CrashTests):
@@ -48,26 +40,29 @@ class TestCrash(CrashTests):
         (files, "exchange"), (files, "create_file"),
     ]  # fmt: skip
     least = 12
-    steps = {"save": 4, "rows": 6, "structure": 6}
+    copied = True
+    random_kills = 10
 
     @pytest.fixture
     def location(self, place: FsPath) -> FsPath:
         return place
 
-    @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
     @pytest.mark.parametrize("work", ["save", "rows"])
     @pytest.mark.parametrize("fault", ["signal=KILL", "error=ENOSPC", "error=EIO"])
     def test_system_calls_fail_or_kill(self, location: FsPath, work: str, fault: str) -> None:
-        """As above, but below Python: what any library calls is counted too."""
+        """As above, but below Python: what any library calls is counted too, and all calls from the fifth on fail."""
+        needs_strace()
         put_back, new, _ = self.prepared(work, location, LAYOUTS["shards"])
         put_back()
-        calls = "pwrite64,fsync,renameat2,rename,renameat"
-        inject = ["-e", f"trace={calls}", "-e", f"inject={calls}:{fault}:when=5+", "-o", "/dev/null"]
-        child = [sys.executable, "-W", "ignore", "-c", _CHILD, str(location), str(FsPath(__file__).parent), work]
-        done = subprocess.run(["strace", "-f", "-qq", *inject, *child], capture_output=True, text=True, check=False)
-        assert done.returncode != 0, "the fault was not injected"
-        if fault != "signal=KILL":
-            assert "StoreIOError" in done.stderr, done.stderr[-2000:]
+
+        def failing() -> None:
+            try:
+                self.work(work, location, LAYOUTS["shards"])
+            except StoreIOError:
+                os._exit(3)
+
+        status, calls = traced(failing, at=("pwrite64,fsync,renameat2,rename,renameat", "5+"), inject=fault)
+        assert status == (-signal.SIGKILL if fault == "signal=KILL" else 3), calls[-5:]
         assert self.outcome(location, new) in self.outcomes.get(work, {"old", "new"})
 
     def test_in_place_on_a_full_disk(self, disk: FsPath) -> None:

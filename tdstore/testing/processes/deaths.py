@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -123,13 +124,23 @@ def die_at(points: Sequence[tuple[Any, str]], kill_at: int, found: Collection[st
         kill_at: the number of the step, from 1.
         found: names of further functions, as `find_points` gives them.
     """
+    at_steps(points, lambda number: die() if number == kill_at else None, found)
+
+
+def at_steps(points: Sequence[tuple[Any, str]], do: Callable[[int], object], found: Collection[str] = ()) -> None:
+    """Call a function before and after each call of some functions from now on, with a number that counts from 1.
+
+    Args:
+        points: owners of functions, and their names there.
+        do: what is called.
+        found: names of further functions, as `find_points` gives them.
+    """
     count = 0
 
     def step() -> None:
         nonlocal count
         count += 1
-        if count == kill_at:
-            die()
+        do(count)
 
     def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **options: Any) -> Any:
@@ -175,6 +186,94 @@ def deaths(
             assert k > least, f"only {k} changes were counted: the sweep does not see this storage"
             return
     raise AssertionError(f"the writer did not end within {most} changes")
+
+
+class StoredFiles:
+    """The files and folders below a folder; calling it restores them, and removes all others.
+
+    A file that is still there keeps its inode, by which a journal may know it.
+
+    Args:
+        folder: the folder.
+    """
+
+    def __init__(self, folder: FsPath) -> None:
+        self._folder = folder
+        paths = sorted(folder.rglob("*"))
+        self._found = {p: (p.stat().st_ino, None if p.is_dir() else p.read_bytes()) for p in paths}
+
+    def __call__(self) -> None:
+        """Restore them."""
+        for path in sorted(self._folder.rglob("*"), reverse=True):  # what a folder has comes before it
+            inode, data = self._found.get(path, (None, b""))
+            here = path.lstat()
+            if stat.S_ISDIR(here.st_mode):
+                if data is not None:
+                    path.rmdir()
+            elif here.st_ino != inode or here.st_nlink > 1:
+                path.unlink()
+        for path, (_, data) in self._found.items():
+            if data is None:
+                path.mkdir(exist_ok=True)
+                continue
+            with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+                file.write(data)
+                file.truncate()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StoredFiles) and self._found == other._found
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def copies(
+    work: Work, arm: Callable[[Callable[[int], object]], object], copy: Callable[[], Work], *, step: int, least: int
+) -> Iterator[bool]:
+    """Let one child do the work, stop it at each change, and copy the storage; then put one copy after the other back.
+
+    A copy is what a kill at that change leaves: all threads stop at once. What differs is what the system does when a
+    process dies, such as releasing its locks; `deaths` covers that. Equal copies that follow each other are one.
+
+    Args:
+        work: the work of the child.
+        arm: called in the child; makes a function be called with the number of each change of the storage.
+        copy: copies the storage; what it returns puts the copy back.
+        step: every so-many-th change is a copy.
+        least: a shorter work is an error: it counts the wrong calls.
+
+    Yields:
+        Whether the work was still being done. The last one is not a copy.
+    """
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            writer = os.getpid()
+            torch.set_num_threads(1)
+            arm(lambda number: None if (number - 1) % step else os.kill(writer, signal.SIGSTOP))
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    found: list[Work] = []
+    stops = 0
+    while os.WIFSTOPPED(status := os.waitpid(pid, os.WUNTRACED)[1]):
+        stops += 1
+        now = copy()
+        if not found or now != found[-1]:
+            found.append(now)
+        os.kill(pid, signal.SIGCONT)
+    code = os.waitstatus_to_exitcode(status)
+    assert code == 0, f"the writer that was stopped at each change ended with {code}"
+    assert stops * step > least, f"only {stops * step} changes were counted: the sweep does not see this storage"
+    end = copy()
+    for put_back in found:
+        put_back()
+        yield True
+    end()
+    yield False
 
 
 @contextmanager

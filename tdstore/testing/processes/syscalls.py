@@ -36,13 +36,14 @@ def needs_strace() -> None:
 
 
 def traced(
-    work: Callable[[], object], *, at: tuple[str, int] | None = None, inject: str = "signal=KILL"
+    work: Callable[[], object], *, at: tuple[str, int | str] | None = None, inject: str = "signal=KILL"
 ) -> tuple[int, list[str]]:
     """Run the work in a forked child under `strace`.
 
     Args:
         work: the work of the child.
-        at: a call by its name, and the number of the one, from 1, at which something happens to the child.
+        at: a call by its name, and the number of the one, from 1, at which something happens to the child; or calls,
+            and a text such as "5+": what `strace` understands.
         inject: what happens to it: "signal=KILL", or "error=EIO" for a call that fails.
 
     Returns:

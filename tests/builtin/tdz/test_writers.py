@@ -39,7 +39,7 @@ class TestTdzCrashes(CrashTests):
     )
     layouts = {"stored": {}}  # noqa: RUF012
     reading = {"verify": "full"}  # noqa: RUF012
-    steps = {"save": 3, "rows": 3, "structure": 3}  # noqa: RUF012
+    copied = True
     random_kills = 12
 
     @pytest.fixture
