@@ -11,13 +11,15 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 
 import pytest
 import torch
 
 from tdstore import TensorDict
 from tdstore.rl.storages import LazyMemmapStorage, LazyStorage, table
-from tdstore.testing.crash import deaths, die_at, small_disk
+from tdstore.testing.crash import small_disk
+from tdstore.testing.processes.deaths import StoredFiles, at_steps, copies
 from tests.rl.places import kinds, maker
 
 IN_MEMORY = True
@@ -107,9 +109,7 @@ def test_a_writer_that_dies_at_each_step(begun, tmp_path):
     storage.append(numbered(0, begun))
     storage.close()
 
-    def begin():
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(template, place)
+    shutil.copytree(template, place)
 
     def work():
         storage = LazyStorage.open(place)
@@ -118,13 +118,13 @@ def test_a_writer_that_dies_at_each_step(begun, tmp_path):
 
     points = [(table, "memmove"), (table, "write_state")]
     died = 0
-    for dead in deaths(begin, work, lambda k: die_at(points, k)):
+    for dead in copies(work, partial(at_steps, points), lambda: StoredFiles(place), step=1, least=8):
         storage = LazyStorage.open(place)
         assert storage.write_count in (begun, begun + 9, begun + 10)
         check(storage, begun if dead else begun + 10)
         storage.close()
         died += dead
-    assert died > 10
+    assert died > 5
 
 
 @pytest.mark.parametrize("begun", [10, 40, 57], ids=["filling", "full", "around the end"])
@@ -135,17 +135,15 @@ def test_a_temporary_writer_that_dies_at_each_step(begun, tmp_path):
     first.append(numbered(0, begun))
     assert not list(template.glob("_replay_undo*"))
 
-    def begin():
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(template, place)
+    shutil.copytree(template, place)
 
     def work():
         storage = LazyStorage.open(place)
         storage.append(numbered(begun, 9))
         storage.append(numbered(begun + 9, 1))
 
-    seen = set()
-    for dead in deaths(begin, work, lambda k: die_at([(table, "memmove"), (table, "write_state")], k)):
+    points, seen = [(table, "memmove"), (table, "write_state")], set()
+    for dead in copies(work, partial(at_steps, points), lambda: StoredFiles(place), step=1, least=8):
         storage = LazyStorage.open(place)
         if len(storage) == min(storage.write_count, CAPACITY):
             check(storage, begun if dead else begun + 10)

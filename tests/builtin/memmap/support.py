@@ -15,6 +15,7 @@ from torch import Tensor
 from tdstore.builtin.memmap.store import open_memmap
 from tdstore.storekit import files
 from tdstore.testing.crash import die, in_child, killed_after, small_disk
+from tdstore.testing.processes.deaths import StoredFiles, copies
 from tdstore.testing.samples import bits
 from tdstore.testing.setup import header_for as header_of
 from tdstore.testing.setup import load as load_from
@@ -120,6 +121,24 @@ def injected(faults: FaultyOs) -> Iterator[FaultyOs]:
         yield faults
     finally:
         files.os, files._rename2 = os, real_rename2  # type: ignore[assignment]
+
+
+def at_each_change(work: Callable[[], object], folder: FsPath) -> Iterator[bool]:
+    """Put what a writer leaves that is killed at a change of the disk, for one change after the other; then its end.
+
+    These are copies of the files below the folder. Yields whether it is one of a writer that was killed.
+    """
+
+    faults = FaultyOs(1, lambda name: None)
+
+    def arm(do: Callable[[int], object]) -> None:
+        faults.act = lambda name: do(faults.count)
+
+    def watched() -> None:
+        with injected(faults):
+            work()
+
+    yield from copies(watched, arm, lambda: StoredFiles(folder), step=1, least=10)
 
 
 def fail_with(code: int) -> Callable[[str], None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path as FsPath
 from typing import Any
 
@@ -19,7 +18,18 @@ from tdstore.header import Group
 from tdstore.storekit import documents
 from tdstore.storekit.documents import Growth, decode_manifest, encode_step, log_start
 from tdstore.types import Write
-from tests.builtin.memmap.support import EIO, ENOSPC, FaultyOs, die, header_of, in_child, injected, load, remains, save
+from tests.builtin.memmap.support import (
+    EIO,
+    ENOSPC,
+    FaultyOs,
+    at_each_change,
+    header_of,
+    in_child,
+    injected,
+    load,
+    remains,
+    save,
+)  # fmt: skip
 
 
 def rows(n: int) -> TensorDict:
@@ -235,23 +245,15 @@ def two_more(location: FsPath) -> None:
 def test_killed_at_every_call(tmp_path: FsPath) -> None:
     """The second append of a session is a line: the rows are there up to one commit, and to no half of one."""
     seen = []
-    for k in range(1, 200):
-        location = tmp_path / f"d{k}"
-        rows(3).save(location, durable="none").close()
-
-        def body(k: int = k, location: FsPath = location) -> None:
-            with injected(FaultyOs(k, die)):
-                two_more(location)
-
-        code = in_child(body)
+    location = tmp_path / "d"
+    rows(3).save(location, durable="none").close()
+    for killed in at_each_change(lambda: two_more(location), tmp_path):
         seen.append(found(location))
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL
-        two_more(location)
-        assert found(location) == seen[-1] + 2
-        assert remains(location) == []
-    assert code == 0 and seen == sorted(seen) and set(seen) == {3, 4, 5}
+        if killed:
+            two_more(location)
+            assert found(location) == seen[-1] + 2
+            assert remains(location) == []
+    assert seen == sorted(seen) and set(seen) == {3, 4, 5}
 
 
 @pytest.mark.parametrize("fault", [ENOSPC, EIO], ids=["ENOSPC", "EIO"])
