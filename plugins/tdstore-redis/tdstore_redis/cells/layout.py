@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,11 +77,27 @@ def _undo_tables() -> Words:
 _UNDO = _undo_tables()
 
 
-def _before_zeros(crcs: Words) -> Words:
+def undo_check(crcs: Words) -> Words:
     """Return the crc32c that four more zero bytes turn into these."""
     octets = (~crcs).astype("<u4").view(np.uint8).reshape(-1, 4)
     found: Words = ~np.bitwise_xor.reduce(_UNDO[np.arange(4), octets], axis=1)
     return found
+
+
+def checks_between(marks: Words, goals: Words, cells: Iterable[Any]) -> Words:
+    """Compute the checksums of cells, of one leaf or several, from their marks and their goals."""
+    crcs = list(map(extend, marks.tolist(), cells))
+    found: Words = np.array(crcs, np.uint32) ^ goals
+    if not found.all():
+        found[found == 0] = 1
+    return found
+
+
+def marks_of(arrays: Sequence[Array], first: int, stop: int) -> Words:
+    """Return the marks of the same cells of several arrays, a row for each."""
+    seeds = np.array([array.seed for array in arrays], np.uint64)
+    mixed = np.arange(first, stop).astype(np.uint64) * np.uint64(_FACTOR) + seeds[:, None]
+    return (mixed >> np.uint64(32)).astype(np.uint32)
 
 
 def _listed(ids: range | Ids) -> Ids:
@@ -118,7 +134,8 @@ class Array:
     """Bytes of a row."""
     cells: int = field(init=False)
     """Number of cells."""
-    _seed: int = field(init=False)
+    seed: int = field(init=False)
+    """What tells the marks of this leaf from those of others."""
     _keys: dict[int, bytes] = field(init=False, default_factory=dict)
     _marks: Words | None = field(init=False, default=None)
     _goals: Words | None = field(init=False, default=None)
@@ -129,7 +146,7 @@ class Array:
         self.cells = -(-self.spec.nbytes // self.cell)
         self.prefix = b"tds:%b:%d:" % (self.dataset.encode(), self.number)
         digest = hashlib.blake2b(self.prefix, digest_size=8).digest()
-        self._seed = int.from_bytes(digest, "little")
+        self.seed = int.from_bytes(digest, "little")
         shape = self.spec.shape
         self.row = self.spec.replace(shape=shape[1:]).nbytes if shape else self.spec.nbytes
 
@@ -174,7 +191,7 @@ class Array:
     # -- checksums -----------------------------------------------------------------------
     def mark(self, cell: int) -> int:
         """Return the state before a cell of a crc32c that runs over the cells."""
-        return (cell * _FACTOR + self._seed & _64) >> 32
+        return (cell * _FACTOR + self.seed & _64) >> 32
 
     def marks(self, ids: range | Ids) -> Words:
         """Return the marks of cells."""
@@ -185,24 +202,20 @@ class Array:
         return self._marks[_as_index(ids)]
 
     def _hashed(self, ids: Ids) -> Words:
-        mixed = ids.astype(np.uint64) * np.uint64(_FACTOR) + np.uint64(self._seed)
+        mixed = ids.astype(np.uint64) * np.uint64(_FACTOR) + np.uint64(self.seed)
         return (mixed >> np.uint64(32)).astype(np.uint32)
 
     def _goals_of(self, ids: range | Ids) -> Words:
         """Return for each cell the value that four zero bytes would turn into the mark of the next."""
         if self.cells > _TABLE:
-            return _before_zeros(self._hashed(_listed(ids) + 1))
+            return undo_check(self._hashed(_listed(ids) + 1))
         if self._goals is None:
-            self._goals = _before_zeros(self.marks(range(1, self.cells + 1)))
+            self._goals = undo_check(self.marks(range(1, self.cells + 1)))
         return self._goals[_as_index(ids)]
 
     def checks(self, ids: range | Ids, cells: Iterable[Any]) -> Words:
         """Compute the checksums of some cells, each passed as contiguous bytes."""
-        crcs = list(map(extend, self.marks(ids).tolist(), cells))
-        found: Words = np.array(crcs, np.uint32) ^ self._goals_of(ids)
-        if not found.all():
-            found[found == 0] = 1
-        return found
+        return checks_between(self.marks(ids), self._goals_of(ids), cells)
 
     def seal(self, ids: range | Ids, stored: Bytes) -> None:
         """Write the checks of some cells: `stored` is `[n, stride]`."""

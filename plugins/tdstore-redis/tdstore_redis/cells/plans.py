@@ -112,7 +112,7 @@ def raw(tensor: Tensor) -> Bytes:
     return to_numpy(tensor).reshape(-1).view(np.uint8)
 
 
-def _simple(index: StoreIndex, shape: tuple[int, ...]) -> bool:
+def is_whole_rows(index: StoreIndex, shape: tuple[int, ...]) -> bool:
     """Check whether an index selects whole rows."""
     return len(index) < 2 or all(
         isinstance(term, slice) and term.start == 0 and term.stop == n and term.step == 1
@@ -150,7 +150,7 @@ def plan_read(
     if not out.numel():
         return [], None
     rows = _rows(index, shape)
-    if _simple(index, shape) and out.is_contiguous():
+    if is_whole_rows(index, shape) and out.is_contiguous():
         return _fetches(path, array, rows, raw(out)), None
     # Whole rows into memory of our own, and from there the selection.
     count = rows[1] - rows[0] if isinstance(rows, tuple) else len(rows)
@@ -235,7 +235,7 @@ def plan_write(
         if positions is not None:
             index, value = (rows, *index[1:]), _take(value, positions)
     picked = _rows(index, spec.shape)
-    if not _simple(index, spec.shape):
+    if not is_whole_rows(index, spec.shape):
         return () if whole_blocks else _mixed(path, array, picked, index, value)
     data = raw(value) if value.is_contiguous() else raw(value.contiguous())
     size = array.row

@@ -21,9 +21,11 @@ from torch import Tensor
 
 from tdstore.errors import StoreError
 from tdstore.types import Path, StoreIndex, Write
+from tdstore_redis.cells.encoding import Changes
 from tdstore_redis.cells.fetch import Damaged
 from tdstore_redis.cells.layout import Array, Command
 from tdstore_redis.cells.plans import Change, Fetch, plan_read, plan_write
+from tdstore_redis.cells.same_rows import same_rows
 from tdstore_redis.connection import Wire, pack
 from tdstore_redis.faults import ServerError
 from tdstore_redis.transactions.writer import Extra, Writer
@@ -120,13 +122,27 @@ def _put_own(writer: Writer, items: Sequence[Item]) -> None:
 
 
 def _put_known(writer: Writer, items: Sequence[Item]) -> None:
+    if _put_same_rows(writer, items):
+        return
     counts = Counter(array.number for _, array in items)
     repeated = {number for number, count in counts.items() if count > 1}
     step = _up_to(STEP, _changes(items, repeated))
     if step is None:
         _put_staged(writer, items, repeated)
     elif step:
-        writer.transact(step)
+        writer.transact(Changes(step))
+
+
+def _put_same_rows(writer: Writer, items: Sequence[Item]) -> bool:
+    """Write values as `SameRows`; return False, with nothing written, if they are of another kind or do not fit."""
+    alike = same_rows(items)
+    if alike is None:
+        return False
+    try:
+        writer.transact(alike)
+    except Damaged:
+        return False  # a write as changes finds and names the cell
+    return True
 
 
 def _size(change: Change) -> int:
@@ -170,7 +186,7 @@ def _put_staged(writer: Writer, items: Sequence[Item], repeated: set[int]) -> No
         writer.note_pending(writer.wire())
         staging.put(_changes(items, repeated, whole_blocks=True))
         extra = Extra(staging.prepare, staging.commands, {w.path for w, _ in items if w.value.numel()})
-        writer.transact(inline or (), extra)
+        writer.transact(Changes(inline or ()), extra)
     except BaseException as error:
         try:
             if writer._lost is None:

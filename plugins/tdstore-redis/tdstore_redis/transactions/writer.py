@@ -15,7 +15,6 @@ import os
 import random
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,9 +28,10 @@ from tdstore.errors import StoreError, TransientError
 from tdstore.header import Header
 from tdstore.storekit import refusals
 from tdstore.types import LeafSpec, Path, StoreIndex, Write
-from tdstore_redis.cells.fetch import Damaged, fetch, fetch_group
-from tdstore_redis.cells.layout import Array, Bytes, Command, Ids, new_array
-from tdstore_redis.cells.plans import Change, Fetch, Rows, Run, plan_read, plan_write
+from tdstore_redis.cells.encoding import CellWrites, stored_cells
+from tdstore_redis.cells.fetch import Damaged
+from tdstore_redis.cells.layout import Array, Command, new_array
+from tdstore_redis.cells.plans import Change, Fetch, Run, plan_read, plan_write
 from tdstore_redis.connection import Line, Wire, pack
 from tdstore_redis.faults import ServerError
 from tdstore_redis.session import Session, dead_writers, first_error
@@ -257,54 +257,11 @@ class Writer(Session):
                 self._doubtful -= doubtful
 
     # -- writing values ------------------------------------------------------------------
-    def _cells(self, wire: Wire, changes: Sequence[Change], before: Sequence[bytes] = ()) -> list[Bytes]:
-        """Return the cells of each change as they are to be stored: the new content, over the old one if necessary.
-
-        Args:
-            wire: the connection.
-            changes: the changes.
-            before: packed commands that are sent before the old content is requested.
-        """
-        held: list[Bytes] = []
-        asked: list[Fetch] = []
-        for change in changes:
-            stored = np.empty((len(change.ids), change.array.stride), np.uint8)
-            held.append(stored)
-            cells = stored[:, : change.array.cell]
-            if isinstance(change.ids, range):
-                asked += [
-                    Run(change.path, change.array, cell, cell + 1, cells[at])
-                    for at, cell in zip(change.needs, change.needed, strict=True)
-                ]
-            elif change.needs:
-                at = np.array(change.needs, np.int64)
-                asked.append(Rows(change.path, change.array, change.ids[at], _into(cells, at)))
-        if before:
-            fetch_group(wire, asked, self.promised, before)
-        elif asked:
-            fetch(wire, asked, self.promised)
-        counts = Counter(id(change.array) for change in changes)
-        patched: dict[tuple[int, int], Bytes] = {}
-        """Cells of which another change may have a part."""
-        for change, stored in zip(changes, held, strict=True):
-            cells = stored[:, : change.array.cell]
-            shared = change.needs if counts[id(change.array)] > 1 else ()
-            names = [(i, (id(change.array), int(change.ids[i]))) for i in shared]
-            for i, name in names:
-                if (there := patched.get(name)) is not None:
-                    cells[i] = there
-            change.patch(cells)
-            if change.repeated:
-                names = [(i, (id(change.array), int(cell))) for i, cell in enumerate(change.ids)]
-            patched.update((name, cells[i]) for i, name in names)
-            change.array.seal(change.ids, stored)
-        return held
-
     def store(self, changes: Sequence[Change]) -> None:
         """Change cells of uncommitted blocks, one after another."""
         wire = self.wire()
         commands: list[Command] = []
-        for change, stored in zip(changes, self._cells(wire, changes), strict=True):
+        for change, stored in zip(changes, stored_cells(wire, changes, self.promised), strict=True):
             commands += change.array.set_commands(change.ids, stored)
         error = first_error(self.sending(wire, commands))
         if error is not None:
@@ -322,7 +279,7 @@ class Writer(Session):
             ids = change.ids
             change.array.mine[slice(ids.start, ids.stop) if isinstance(ids, range) else ids] = True
 
-    def transact(self, changes: Sequence[Change], extra: Extra | None = None) -> None:
+    def transact(self, writes: CellWrites, extra: Extra | None = None) -> None:
         """Change cells of committed arrays, in one transaction: all of them, or none.
 
         Raises:
@@ -332,7 +289,7 @@ class Writer(Session):
         turn = damaged = 0
         while True:
             try:
-                if self._try(changes, extra):
+                if self._try(writes, extra):
                     return
             except Damaged:
                 # Between the read of a cell and the check whether it was ever written, it may have been written.
@@ -380,20 +337,20 @@ class Writer(Session):
         self.base = now
         self.document.revision = now.revision
 
-    def _try(self, changes: Sequence[Change], extra: Extra | None) -> bool:
+    def _try(self, writes: CellWrites, extra: Extra | None) -> bool:
         wire = self.wire()
-        blocks = sorted({c.array.key(b) for c in changes for b in {i // c.array.per_block for i in c.needed}})
+        blocks = writes.partial_blocks()
         if not self._armed:
             self._check_armed(wire, wire.raising(self._arming()))
         try:
             if extra is not None:
                 extra.prepare(wire)
             # Watched before they are read, in the same round trip.
-            held = self._cells(wire, changes, [pack(b"WATCH", *blocks)] if blocks else ())
+            cells = writes.commands(wire, self.promised, [pack(b"WATCH", *blocks)] if blocks else ())
         except BaseException:
             self.disarm(wire)
             raise
-        touched = self.marks | {c.path for c in changes}
+        touched = self.marks | writes.paths
         if extra is not None:
             touched |= extra.touched
         commands: list[Command] = [_MULTI]
@@ -401,9 +358,7 @@ class Writer(Session):
             commands.append(pack(b"HSET", self.keys.writers, self.session.encode(), self._note(touched)))
         if extra is not None:
             commands += extra.commands()
-        for change, stored in zip(changes, held, strict=True):
-            commands += change.array.set_commands(change.ids, stored)
-            commands += change.array.bit_commands(change.ids)
+        commands += cells
         commands.append(_EXEC)
         arming = self._arming()
         replies = self.sending(wire, [*commands, *arming])
@@ -525,10 +480,3 @@ class Writer(Session):
 
 def _plan(path: Path, array: Array, index: StoreIndex, out: Tensor) -> list[Fetch]:
     return plan_read(path, array, index, out)[0]
-
-
-def _into(cells: Bytes, at: Ids) -> Callable[[Bytes], None]:
-    def take(data: Bytes) -> None:
-        cells[at] = data
-
-    return take
