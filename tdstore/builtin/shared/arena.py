@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
+from operator import sub
 from typing import Any
 
 import google_crc32c
@@ -53,6 +54,8 @@ _CURSOR = 256 // 8
 _RESERVED = 4 << 20
 _FALLOCATE = 256 << 20
 _ASK = 64 << 20
+_FEW = 3
+"""Leaves of one dtype that are not worth a call of their own for all."""
 _FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux
 
 
@@ -219,6 +222,35 @@ class Arena:
         # set_, not a slice: views would share a version counter, and autograd blame a leaf for its neighbour.
         # A new tensor by `.data`, contiguous by default: half the time of torch.empty and explicit strides.
         return _empty(dtype).data.set_(self._storage, offset // itemsize, shape, ())
+
+    def tensors(self, entries: Sequence[Entry]) -> list[Tensor]:
+        """Return the leaves of entries that were allocated or checked, as `tensor` does.
+
+        One call of torch makes all of one dtype, cut at the offsets of the leaves.
+        """
+        if torch.is_inference_mode_enabled():  # where all that is cut from a tensor is a view of it
+            return [*map(self.tensor, entries)]
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for i, entry in enumerate(entries):
+            by_dtype.setdefault(entry.dtype, []).append(i)
+        made: list[Any] = [None] * len(entries)
+        for dtype, which in by_dtype.items():
+            if len(which) < _FEW:
+                for i in which:
+                    made[i] = self.tensor(entries[i])
+                continue
+            itemsize = dtype.itemsize
+            which.sort(key=lambda i: entries[i].offset)
+            cuts = [entries[i].offset // itemsize for i in which]
+            last = entries[which[-1]]
+            cuts.append(cuts[-1] + prod(last.shape))
+            whole = self.tensor(Entry((cuts[-1],), dtype, 0, 0))
+            # Not views: what `unsafe_split` returns has a version counter of its own.
+            parts = torch.unsafe_split_with_sizes(whole, [cuts[0], *map(sub, cuts[1:], cuts)])
+            for i, part in zip(which, parts[1:], strict=True):
+                shape = entries[i].shape
+                made[i] = part if part.shape == shape else part.resize_(shape)
+        return made
 
     def _map(self, size: int) -> None:
         try:

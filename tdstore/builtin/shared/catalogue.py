@@ -16,7 +16,7 @@ import torch
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
 from tdstore.errors import CorruptStoreError, OptionError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
-from tdstore.types import Path, path_text
+from tdstore.types import LeafSpec, Path, path_text
 from tdstore.values import decode_value, encode_value
 
 ALIGN = 64
@@ -43,6 +43,7 @@ class Catalogue:
     header: Header = field(default_factory=Header)
     end: int = 0
     """Where the last leaf ends."""
+    specs: Mapping[Path, LeafSpec] = field(default_factory=dict)
 
 
 class _Row(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -86,8 +87,11 @@ def encode_catalogue(entries: Mapping[Path, Entry], header: Header, *, url: str)
     return data
 
 
+Decoded = tuple[Mapping[Path, Entry], Header, int, Mapping[Path, LeafSpec]]
+
+
 @lru_cache(64)
-def decode_catalogue(data: bytes, *, start: int, size: int, url: str) -> tuple[Mapping[Path, Entry], Header, int]:
+def decode_catalogue(data: bytes, *, start: int, size: int, url: str) -> Decoded:
     """Parse and check a catalogue: every leaf is between `start` and `size` of the arena, and none overlap.
 
     Cached, since the batches of a stream differ in their data only.
@@ -121,7 +125,9 @@ def decode_catalogue(data: bytes, *, start: int, size: int, url: str) -> tuple[M
         if begin < end:
             raise CorruptStoreError(f"{path_text(path)} and {path_text(other)} of {url} overlap", url=url)
     header = Header() if document.header is None else header_from_builtins(document.header, url=url)
-    return MappingProxyType(entries), header, ranges[-1][1] if ranges else 0
+    made = LeafSpec.of_checked
+    specs = {path: made(e.shape, e.dtype, e.fill, prod(e.shape) * e.dtype.itemsize) for path, e in entries.items()}
+    return MappingProxyType(entries), header, ranges[-1][1] if ranges else 0, MappingProxyType(specs)
 
 
 def check_path(path: Path, url: str) -> None:

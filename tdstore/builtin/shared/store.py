@@ -204,7 +204,9 @@ class SharedStore(TensorStore):
     def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
         self._check_open()
         self._check_all(paths)
-        made = LeafSpec.of_checked  # one call for each of perhaps hundreds of leaves that a message brings
+        if not self._staged and self._generation == self._adopted.generation:
+            return [*map(self._adopted.specs.__getitem__, paths)]
+        made = LeafSpec.of_checked
         found = map(self._entries.__getitem__, paths)
         return [made(e.shape, e.dtype, e.fill, prod(e.shape) * e.dtype.itemsize) for e in found]
 
@@ -284,7 +286,7 @@ class SharedStore(TensorStore):
 
     def _discard(self) -> None:
         self._entries = dict(self._committed)
-        self._leaves = {path: self._arena.tensor(entry) for path, entry in self._entries.items()}
+        self._leaves = dict(zip(self._entries, self._arena.tensors([*self._entries.values()]), strict=True))
         self._staged = False
 
     def _delete(self, paths: Sequence[Path]) -> None:
@@ -395,11 +397,12 @@ class SharedStore(TensorStore):
 
     # -- inside -------------------------------------------------------------------------------
     def _adopt(self, catalogue: Catalogue) -> None:
+        self._adopted = catalogue
         self._generation = catalogue.generation
         self._header = catalogue.header
         self._entries = dict(catalogue.entries)
         self._committed: Mapping[Path, Entry] = catalogue.entries
-        self._leaves = {path: self._arena.tensor(e) for path, e in self._entries.items()}
+        self._leaves = dict(zip(self._entries, self._arena.tensors([*self._entries.values()]), strict=True))
         self._staged = False
 
     def _put_entry(self, path: Path, entry: Entry, leaf: Tensor) -> None:

@@ -4,6 +4,7 @@ import os
 import pickle
 import secrets
 import stat
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -174,6 +175,51 @@ def test_leaves_have_version_counters_of_their_own():
     b.add_(1)
     out.backward()
     assert a._version == version and a._base is None
+
+
+@pytest.mark.parametrize("mode", [nullcontext, torch.no_grad, torch.inference_mode])
+def test_many_leaves_are_made_at_once_as_single_ones_are(shm, mode):
+    shapes = [(5,), (), (3, 0), (2, 3, 4), (1,), (16,), (7, 9)]
+    kinds = [torch.float32, torch.bool, torch.int64, torch.bfloat16, torch.complex128, torch.float8_e4m3fn]
+    store = open_shared("shm://x")
+    specs = {(f"{dtype} {i}",): LeafSpec(shape, dtype) for i, shape in enumerate(shapes) for dtype in kinds}
+    store.create({("few",): F4.replace(dtype=torch.int16), **specs})
+    store.save_header(HEADER)
+    with mode():
+        opened = open_shared("shm://x", mode="r+")
+        entries = opened._entries
+        many, single = opened._arena.tensors([*entries.values()]), [*map(opened._arena.tensor, entries.values())]
+    for path, a, b in zip(entries, many, single, strict=True):
+        assert (a.shape, a.dtype, a.stride(), a.data_ptr()) == (b.shape, b.dtype, b.stride(), b.data_ptr()), path
+        facts = [(t._base, t.is_leaf, t.requires_grad, t.is_shared(), t.is_inference(), t._is_view()) for t in (a, b)]
+        assert facts[0] == facts[1]
+    if mode is not torch.inference_mode:
+        before = [t._version for t in many]
+        many[3].fill_(1)
+        assert [t._version - v for t, v in zip(many, before, strict=True)] == [int(i == 3) for i in range(len(many))]
+        assert [t.float().sum().item() > 0 for t in many if not t.is_complex()].count(True) == int(many[3].numel() > 0)
+    assert opened.specs(list(entries)) == store.specs(list(entries))
+
+
+def test_specs_follow_changes_commits_and_others(shm):
+    store = open_shared("shm://x")
+    store.create({("a",): F4, ("b",): F4})
+    store.save_header(HEADER)
+    first, second = open_shared("shm://x", mode="r+"), open_shared("shm://x", mode="r+")
+    shapes = lambda s: {path[0]: spec.shape for path, spec in zip(s.paths(), s.specs(list(s.paths())), strict=True)}  # noqa: E731
+    assert shapes(first) == {"a": (4,), "b": (4,)}
+    first.resize({("a",): 6})
+    assert shapes(first) == {"a": (6,), "b": (4,)} and shapes(second) == {"a": (4,), "b": (4,)}
+    first.discard()
+    assert shapes(first) == {"a": (4,), "b": (4,)}
+    first.resize({("a",): 9})
+    first.rename({("b",): ("c",)})
+    first.save_header(HEADER)
+    assert shapes(first) == {"a": (9,), "c": (4,)}
+    assert second.refresh() and shapes(second) == {"a": (9,), "c": (4,)}
+    first.delete([("c",)])
+    first.discard()
+    assert shapes(first) == {"a": (9,), "c": (4,)}
 
 
 def test_resize_both_ways(shm):
