@@ -234,15 +234,21 @@ def _parts(info: zipfile.ZipInfo, url: str) -> FileParts:
     return parts
 
 
+def _encoded(info: zipfile.ZipInfo, flags: int) -> bytes:
+    return info.orig_filename.encode("utf-8" if flags & 0x800 else "cp437", "replace")
+
+
 def _payload(fd: int, info: zipfile.ZipInfo, url: str) -> int:
     """Return where the bytes of an entry begin: behind its local header, which must agree with the directory."""
-    raw = os.pread(fd, _LOCAL.size, info.header_offset) if info.header_offset >= 0 else b""
+    expected = _encoded(info, info.flag_bits)
+    # Most names are as long as the directory says: then one read has header and name.
+    raw = os.pread(fd, _LOCAL.size + len(expected), info.header_offset) if info.header_offset >= 0 else b""
     if len(raw) < _LOCAL.size:
         raise CorruptStoreError(f"{url}: the entry {info.filename!r} is beyond the end", url=url)
-    signature, _, flags, method, *_, name_length, extra_length = _LOCAL.unpack(raw)
+    signature, _, flags, method, *_, name_length, extra_length = _LOCAL.unpack_from(raw)
     start = info.header_offset + _LOCAL.size
-    name = os.pread(fd, name_length, start)
-    wanted = info.orig_filename.encode("utf-8" if flags & 0x800 else "cp437", "replace")
+    name = raw[_LOCAL.size :] if name_length == len(expected) else os.pread(fd, name_length, start)
+    wanted = _encoded(info, flags)
     if signature != b"PK\x03\x04" or method != info.compress_type or name != wanted:
         raise CorruptStoreError(f"{url}: the entry {info.filename!r} is not where the directory says", url=url)
     return int(start + name_length + extra_length)
