@@ -12,11 +12,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from _harness import FLOOR, OURS, PEER, Bench, Target, modules
+from _harness import FLOOR, OURS, PEER, Bench, Target, modules, own
 
 # Of the project's first issue; the other groups are shown without a verdict.
 TARGETS = [
@@ -137,10 +138,9 @@ class Ops:
         runs: dict[str, Callable[[], object]] = {}
         for candidate, module in self.modules.items():
             data = module.TensorDict(copy.deepcopy(tree), batch_size=batch)  # type: ignore[attr-defined]
-            runs[candidate] = lambda data=data: td(data)
+            runs[candidate] = partial(own(td), data)
         if floor is not None:
-            plain = copy.deepcopy(tree)
-            runs[FLOOR] = lambda: floor(plain)
+            runs[FLOOR] = partial(floor, copy.deepcopy(tree))
         self.bench.micro(group, name, runs, why=why)
 
     def each(
@@ -149,7 +149,7 @@ class Ops:
         """A row whose candidates are prepared by `make(TensorDict)`."""
         if not self.bench.wants(group, name):
             return
-        runs: dict[str, Callable[[], object]] = {c: make(m.TensorDict) for c, m in self.modules.items()}  # type: ignore[attr-defined]
+        runs: dict[str, Callable[[], object]] = {c: own(make)(m.TensorDict) for c, m in self.modules.items()}  # type: ignore[attr-defined]
         if floor is not None:
             runs[FLOOR] = floor
         self.bench.micro(group, name, runs)
@@ -420,15 +420,15 @@ def serialise(ops: Ops) -> None:
         for candidate, module in ops.modules.items():
             cls = module.TensorDict  # type: ignore[attr-defined]
             td, path = cls(tree, [3]), str(root / candidate)
-            saves[candidate] = lambda td=td, path=path: td.memmap(path)
-            loads[candidate] = lambda cls=cls, path=path: cls.load_memmap(path)
+            saves[candidate] = partial(td.memmap, path)
+            loads[candidate] = partial(cls.load_memmap, path)
 
             def row(cls: Any = cls, path: str = path, opened: list[Any] = []) -> object:  # noqa: B006
                 if not opened:
                     opened.append(cls.load_memmap(path))
                 return opened[0][1]
 
-            rows[candidate] = row
+            rows[candidate] = own(row)
         floor = root / "floor.pt"
         saves[FLOOR] = lambda: torch.save(tree, floor)
         loads[FLOOR] = lambda: torch.load(floor, mmap=True, weights_only=True)

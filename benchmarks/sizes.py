@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from _harness import OURS, PEER, Bench, modules
+from _harness import OURS, PEER, Bench, modules, own
 
 Tree = dict[str, Any]
 
@@ -130,7 +130,7 @@ def main() -> int:
                 continue
             if not works(run, tds, extra):
                 continue
-            bench.micro(kind, call, {name: partial(run, td, extra) for name, td in tds.items()})
+            bench.micro(kind, call, {name: partial(own(run), td, extra) for name, td in tds.items()})
         if batch and not options.get("lock") and kind != "gradients":
             write_rows(bench, kind, tds)
     return bench.finish()

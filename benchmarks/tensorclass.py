@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
-from _harness import FLOOR, OURS, PEER, Bench, Target, modules
+from _harness import FLOOR, OURS, PEER, Bench, Target, modules, own
 
 TARGETS = [Target("make", 1.0), Target("read and write", 1.0), Target("rows", 1.0)]
 OBS, REWARD = torch.rand(8, 4), torch.rand(8)
@@ -48,7 +49,7 @@ def main() -> int:
     nested = {name: modules()[name].TensorDict({"step": obj}, [8]) for name, obj in made.items()}  # type: ignore[attr-defined]
 
     def row(group: str, name: str, run: Any, plain: Any = None) -> None:
-        candidates = {key: (lambda key=key: run(classes[key], made[key], nested[key])) for key in (PEER, OURS)}
+        candidates = {key: partial(own(run), classes[key], made[key], nested[key]) for key in (PEER, OURS)}
         if plain is not None:
             candidates[FLOOR] = plain
         bench.micro(group, name, candidates)
