@@ -30,6 +30,8 @@ On 16 cores numpy gathers 390 KiB in 34 us, torch in 21, and 5 MiB in 486 and 36
 _ROW = 32
 """From rows of this many bytes on numpy scatters faster than torch."""
 _UINT64 = np.dtype(np.uint64)
+_FEW = 32
+"""Up to this many rows Python finds the least and the greatest faster than numpy does."""
 _ONE_THREAD = 8192
 """Up to this many elements torch writes rows in the order given; of more, threads may write some at once."""
 _PARALLEL_ROWS = 4096
@@ -403,9 +405,13 @@ def check_rows(rows: Tensor, size: int, dim: int = 0) -> Tensor:
     """
     if traced() or rows.is_meta:  # torch tells when it runs
         return torch.where(rows < 0, rows + size, rows)
-    if not rows.numel():
+    count = rows.numel()
+    if not count:
         return rows
-    if type(rows) is Tensor and rows.is_cpu:
+    if count <= _FEW and rows.ndim == 1:
+        numbers = rows.tolist()
+        low, high = min(numbers), max(numbers)
+    elif type(rows) is Tensor and rows.is_cpu:
         array = rows.numpy()
         unsigned = array.view(_UINT64)  # negative ones are the largest of all here
         if unsigned.item(unsigned.argmax()) < size:  # a quarter of the time of `max`, for the rows of a batch

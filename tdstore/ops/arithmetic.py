@@ -55,6 +55,7 @@ NUMBER_AS_TENSOR = frozenset({
 they take half the time, since a number is made a tensor for each leaf, and converted to its dtype. A number divided by
 a tensor is not here: that multiplies by the reciprocal."""
 _FLOATS = frozenset({torch.float32, torch.float64})
+_NUMBERS = frozenset({int, float})
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
@@ -106,11 +107,10 @@ def alike(leaves: Sequence[Tensor], operands: Sequence[Any], numbers: bool = Tru
     for parts in operands:
         if type(parts) is not list:
             return False
+        if numbers and parts is operands[-1] and _NUMBERS.issuperset(map(type, parts)):
+            continue
         for leaf, part in zip(leaves, parts, strict=True):
-            if type(part) not in _PLAIN:
-                if not (numbers and parts is operands[-1] and type(part) in (int, float)):
-                    return False
-            elif part.dtype is not leaf.dtype or not part.is_cpu or part.shape != leaf.shape:
+            if type(part) not in _PLAIN or part.dtype is not leaf.dtype or not part.is_cpu or part.shape != leaf.shape:
                 return False
     return True
 

@@ -516,8 +516,9 @@ class ReduceOps(OpsBase):
         leaves = self._leaf_list()
         if not leaves:
             raise InvalidStateError("there is no leaf to reduce")
-        wide = common_dtype(leaves)
-        leaves = [leaf.to(wide) for leaf in leaves]
+        if len({leaf.dtype for leaf in leaves}) > 1:
+            wide = common_dtype(leaves)
+            leaves = [leaf.to(wide) for leaf in leaves]
         if over.features:
             rows = torch.cat(
                 [
@@ -528,7 +529,7 @@ class ReduceOps(OpsBase):
             )
             return kind.whole(rows, (over.batch_dims,), False)
         if over.dims is None:
-            return kind.whole(torch.cat([leaf.flatten() for leaf in leaves]), (0,), False)
+            return kind.whole(torch.cat([leaf.reshape(-1) for leaf in leaves]), (0,), False)
         return kind.whole(self._strung(over.dims[0]), over.dims, keepdim)
 
     def _strung(self, dim: int) -> Tensor:

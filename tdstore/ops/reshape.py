@@ -125,7 +125,10 @@ class ReshapeOps(OpsBase):
             raise InvalidArgumentError(f"permute needs each of the {n} batch dimensions once, not {wanted}")
         if order == list(range(n)):
             return self._return_unchanged()
-        names = self._dim_names()
+        return self._permuted(order)
+
+    def _permuted(self, order: list[int]) -> Self:
+        names, n = self._dim_names(), len(order)
         new = torch.Size(self.batch_size[d] for d in order)
         back = sorted(range(n), key=order.__getitem__)
         return self._move(
@@ -368,12 +371,14 @@ class ReshapeOps(OpsBase):
         sizes = split_sizes(old[at], split_size)
         first = torch.Size((*old[:at], *sizes[:1], *old[at + 1 :]))
         batches = [first if n == sizes[0] else torch.Size((*old[:at], n, *old[at + 1 :])) for n in sizes]
-        return self._fan_out(
-            lambda t: nested.split(t, sizes, at) if t.is_nested else t.split(sizes, at),
-            batches,
-            self._dim_names(),
-            keep_lock=True,
-        )
+
+        def cut(leaf: Tensor) -> Sequence[Tensor]:
+            if leaf.is_nested:
+                return nested.split(leaf, sizes, at)
+            # Mapped tensors have a method of their own; the one of torch is Python.
+            return leaf.split_with_sizes(sizes, at) if type(leaf) is Tensor else leaf.split(sizes, at)
+
+        return self._fan_out(cut, batches, self._dim_names(), keep_lock=True)
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
         """Split a batch dimension into at most `chunks` equal pieces (the last may be shorter), sharing memory.

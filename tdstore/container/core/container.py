@@ -78,6 +78,8 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
 
     @batch_size.setter
     def batch_size(self, batch_size: Any) -> None:
+        if type(batch_size) is torch.Size and batch_size == self._batch_size:
+            return
         new = as_size(batch_size)
         if self._resize_plain(new):
             return

@@ -56,7 +56,7 @@ class LockMixin:
     @property
     def is_locked(self) -> bool:
         """Whether keys cannot be added, replaced or removed."""
-        return bool(self._state & LOCKED)
+        return self._state & LOCKED != 0
 
     @is_locked.setter
     def is_locked(self, value: bool) -> None:

@@ -92,8 +92,9 @@ class KeySelectionMixin(Container):
 
     def _all_but(self, gone: list[Path]) -> dict[str, Any]:
         remaining: dict[str, Any] = {}
+        first = {path[0] for path in gone}
         for key in self._first_keys():
-            below = [path[1:] for path in gone if path[0] == key]
+            below = [path[1:] for path in gone if path[0] == key] if key in first else []
             if not below:
                 remaining[key] = None
             elif () not in below:

@@ -18,7 +18,7 @@ from tdstore.container.functions.broadcast import uneven, widened
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.methods.apply import Mapper
 from tdstore.errors import BatchSizeError, InvalidTypeError, UnevenError
-from tdstore.index.shapes import as_dim, as_size, flat_args, split_sizes, view_shape
+from tdstore.index.shapes import as_dim, as_size, flat_args, view_shape
 from tdstore.index.tracing import mapped, one_by_one
 from tdstore.ops.block_reductions import Reduction, State
 from tdstore.ops.reduce import Over
@@ -510,16 +510,6 @@ class LazyOps(LazyWrites):
         place = d - (at < d)
         columns = zip(*(td.unbind(inner) for td in self._tds), strict=True)
         return tuple(self._of(column, place, self._dim_name) for column in columns)
-
-    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
-        """Split into lazy stacks along `dim`, of `split_size` rows or of the sizes listed, sharing memory."""
-        at = as_dim(dim, len(self._inner) + 1)
-        out, start = [], 0
-        for size in split_sizes(self._batch_size[at], split_size):
-            piece = self._at((*(_ALL,) * at, slice(start, start + size)))
-            out.append(self._of(self._tds, self._stack_dim, self._dim_name) if piece is self else piece)
-            start += size
-        return tuple(out)
 
     def unsqueeze(self, dim: int) -> Self:
         at, d = as_dim(dim, len(self._inner) + 2), self._stack_dim

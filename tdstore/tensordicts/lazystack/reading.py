@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tdstore import errors
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
-from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.primitives import LeafFacts
 from tdstore.container.core.tensorclasses import rewrap, unwrap, unwrap_all
 from tdstore.container.entries.nested_tensors import forms, nested, padded
@@ -517,28 +516,6 @@ class LazyTree(TensorDictBase):
     def is_contiguous(self) -> bool:
         """Return False: a lazy stack is not one block of memory."""
         return False
-
-    @property
-    def is_locked(self) -> bool:
-        """Whether the key set is frozen: the stack's own lock, or those of all elements."""
-        return bool(self._state & LOCKED) or (bool(self._tds) and all(td.is_locked for td in self._tds))
-
-    @is_locked.setter
-    def is_locked(self, value: bool) -> None:
-        if value:
-            self.lock_()
-        else:
-            self.unlock_()
-
-    def unlock_(self) -> Self:
-        if self._state & LOCKED:
-            return super().unlock_()
-        if not self.is_locked:
-            return self._return_unchanged()
-        for td in self._tds:
-            td.unlock_()
-        self._offer("lock_")
-        return self
 
 
 def _leaf_cutter(key: str, found: Route) -> Callable[[Any], Tensor]:

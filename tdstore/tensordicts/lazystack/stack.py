@@ -6,7 +6,6 @@ from collections.abc import KeysView, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
-from torch import Tensor
 
 from tdstore import pickling
 from tdstore.container.core.container import Container
@@ -20,9 +19,9 @@ from tdstore.container.methods.access import AS_SET, AccessMixin
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import BatchSizeError, UnsupportedError
 from tdstore.index.shapes import as_dim, as_size
+from tdstore.tensordicts.lazystack.elements import ElementTree
 from tdstore.tensordicts.lazystack.ops import LazyOps
 from tdstore.tensordicts.lazystack.reading import check_elements
-from tdstore.tensordicts.resident.entries import ResidentTree
 from tdstore.types import Entry, Fault, IndexType
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from tdstore.tensordicts.resident.tensordict import TensorDict
 
 
-class LazyStackedTensorDict(LazyOps):
+class LazyStackedTensorDict(ElementTree):
     """A stack of TensorDicts that is not made: reading a key stacks it, writing one writes into the elements.
 
     The elements may differ in shapes and keys, and may live anywhere: in memory, in files, in windows of a
@@ -184,17 +183,6 @@ class LazyStackedTensorDict(LazyOps):
         except RuntimeError:
             return None  # told by the slow way
 
-    def _tensors(self, key: str) -> list[torch.Tensor] | None:
-        parts = []
-        for td in self._tds:
-            if not isinstance(td, ResidentTree):
-                return None
-            part = td._data.get(key)
-            if type(part) is not torch.Tensor:
-                return None
-            parts.append(part)
-        return parts
-
     @signature_of(AccessMixin.keys)
     def keys(
         self,
@@ -220,16 +208,6 @@ class LazyStackedTensorDict(LazyOps):
             self._empty_batch_size,
             own,
         )
-
-    def masked_fill_(self, mask: Tensor, value: Any) -> Self:
-        self._check_mask(mask)
-        if isinstance(value, (Container, Mapping)):
-            return super().masked_fill_(mask, value)
-        self._check_writable()
-        n, d = len(self._tds), self._stack_dim
-        for td, part in zip(self._tds, mask.unbind(d) if d < mask.ndim else (mask,) * n, strict=True):
-            td.masked_fill_(part, value)  # entries that some elements lack have no rows in the stack
-        return self
 
     def update_at_(
         self,

@@ -75,10 +75,20 @@ class EntryTree(IndexedTree):
         kind = type(index)
         mine = self._plain_leaf(key) if type(value) is Tensor and kind in _SIMPLE and not HOLES else None
         if mine is not None and kind is Tensor:
-            rows = index.ndim == 1 and index.dtype is torch.int64 and index.is_cpu and mine.is_cpu and not traced()
-            fits = rows and mine.ndim and value.dtype is mine.dtype and value.is_cpu and value.layout is torch.strided
-            if fits and value.shape == (len(index), *mine.shape[1:]):
-                put_rows(mine, check_rows(index, len(mine)), value)
+            shape = mine.shape
+            if (
+                index.dtype is torch.int64
+                and index.ndim == 1
+                and shape
+                and value.dtype is mine.dtype
+                and value.shape == index.shape + shape[1:]
+                and value.layout is torch.strided
+                and index.is_cpu
+                and mine.is_cpu
+                and value.is_cpu
+                and not traced()
+            ):
+                put_rows(mine, check_rows(index, shape[0]), value)
                 return self
         elif mine is not None and not value.is_nested:
             try:

@@ -27,7 +27,7 @@ from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES, LARGE, empty, reserve
 from tdstore.tensordicts.resident.entries import VIEW_FLAGS
 from tdstore.tensordicts.resident.store_backed import BindingMixin
-from tdstore.tensordicts.resident.write_checks import are_plain, check_copies, copy_plain
+from tdstore.tensordicts.resident.write_checks import are_plain, check_copies, copy_plain, same_value
 from tdstore.types import Names
 
 TensorPairs = list[tuple[Tensor, Tensor]]
@@ -327,12 +327,22 @@ class IndexedTree(BindingMixin):
 
         False, and nothing done, if anything needs a closer look.
         """
+        views: list[Tensor] = []
+        sources: list[Tensor] = []
+        if not self._views_to_write(index, value, views, sources):
+            return False
+        copy_plain(views, sources)
+        return True
+
+    def _views_to_write(self, index: Any, value: Any, views: list[Tensor], sources: list[Tensor]) -> bool:
+        """Collect what `_write_views` writes; False if anything needs a closer look."""
         batch, kind = self._batch_size, type(index)
         if not isinstance(value, IndexedTree) or self._state & (READONLY | MAPPED):
             return False
-        if index is Ellipsis:
+        if index is Ellipsis or (kind is slice and batch and index == _ALL):
             if value._batch_size != batch:
                 return False
+            index = ...
         elif not batch:
             return False
         elif kind is tuple:
@@ -348,15 +358,10 @@ class IndexedTree(BindingMixin):
                 return False
         else:
             return False
-        views: list[Tensor] = []
-        sources: list[Tensor] = []
         try:
-            if not self._match_views(index, value, views, sources):
-                return False
+            return self._match_views(index, value, views, sources)
         except RuntimeError:  # a nested tensor, or one that torch.vmap hands out, does not tell its shape
             return False
-        copy_plain(views, sources)
-        return True
 
     def _match_views(self, index: Any, other: IndexedTree, views: list[Tensor], sources: list[Tensor]) -> bool:
         """Collect views at an index, and what is to be copied into them. False if anything needs a closer look."""
@@ -366,7 +371,7 @@ class IndexedTree(BindingMixin):
         for key, mine in self._data.items():
             match: Any = theirs.get(key)
             if type(mine) is Tensor is type(match):
-                view = mine[index]
+                view = mine if index is Ellipsis else mine[index]
                 if (
                     view.shape != match.shape
                     or match.dtype is not mine.dtype
@@ -559,11 +564,6 @@ def _value_at(value: Any, index: Any, batch: torch.Size, new: torch.Size) -> Any
     if isinstance(value, UnbatchedTensor) or (isinstance(value, NonTensorData) and value.batch_size == batch):
         return value.for_batch(new)
     return value[index]
-
-
-def same_value(mine: NonTensorData, other: NonTensorData) -> bool:
-    """Return whether two entries hold one object or equal strings, so that there is nothing to write."""
-    return mine.data is other.data or (type(mine.data) is str and mine.data == other.data)
 
 
 def _few_rows(index: list[Any], size: int) -> Tensor | None:

@@ -136,6 +136,9 @@ class LeafwiseTree(ResidentTree):
         """List the leaves of `other` in the order of this tree's: matched by key, never by position."""
         theirs = other._data
         for key, value in self._data.items():
+            if type(value) is Tensor and type(match := theirs.get(key)) is Tensor:
+                out.append(match)
+                continue
             if isinstance(value, NonTensor) and not isinstance(value, UnbatchedTensor):
                 continue
             try:

@@ -26,8 +26,7 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import ArgumentKindError, InvalidArgumentError, KeyNotFoundError
 from tdstore.index.shapes import as_size
 from tdstore.tensordicts.resident.entry_access import EntryTree
-from tdstore.tensordicts.resident.indexing import same_value
-from tdstore.tensordicts.resident.write_checks import check_copies, copy_all
+from tdstore.tensordicts.resident.write_checks import check_copies, copy_all, same_value
 from tdstore.types import Entry, IndexType, Names, NestedKey
 
 

@@ -111,6 +111,11 @@ def fits(shape: Sequence[int], target: Sequence[int]) -> bool:
     return lead >= 0 and all(n in (1, m) for n, m in zip(shape, target[lead:], strict=True))
 
 
+def same_value(mine: NonTensorData, other: NonTensorData) -> bool:
+    """Return whether two entries hold one object or equal strings, so that there is nothing to write."""
+    return mine.data is other.data or (type(mine.data) is str and mine.data == other.data)
+
+
 def check_rows_of_values(key: str, old: NonTensor, value: Any, index: Any) -> None:
     """Look whether values can be written at an index of an entry of values, and kept where that lies.
 

@@ -1,0 +1,270 @@
+"""Lazy stacks in memory: rows that are whole elements, and facts and shapes that follow from the elements."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import Container
+from tdstore.container.core.locks import LOCKED, READONLY
+from tdstore.index.shapes import as_dim, as_size, split_sizes, view_shape
+from tdstore.index.tracing import traced
+from tdstore.storekit.pages import HOLES
+from tdstore.tensordicts.lazystack.ops import LazyOps
+from tdstore.tensordicts.lazystack.reading import LazyTree
+from tdstore.tensordicts.resident.entries import ResidentTree
+from tdstore.tensordicts.resident.indexing import IndexedTree
+from tdstore.tensordicts.resident.write_checks import are_plain, copy_plain
+from tdstore.types import NestedKey
+
+_ALL = slice(None)
+
+
+class ElementTree(LazyOps):
+    """Short ways of stacks along the first dimension whose elements are in memory; all others take the general ones."""
+
+    __slots__ = ()
+
+    # -- facts -------------------------------------------------------------------------------
+    @property
+    def batch_dims(self) -> int:
+        """Number of batch dimensions."""
+        return len(self._tds[0]._batch_size if self._tds else self._empty_batch_size) + 1
+
+    ndim = batch_dims
+
+    def dim(self) -> int:
+        return len(self._tds[0]._batch_size if self._tds else self._empty_batch_size) + 1
+
+    ndimension = dim
+
+    def __len__(self) -> int:
+        return self._batch_size[0] if self._stack_dim else len(self._tds)
+
+    def _resize_plain(self, batch_size: torch.Size) -> bool:
+        return batch_size == self._batch_size
+
+    def _plain_leaves(self) -> list[Tensor] | None:
+        leaves: list[Tensor] = []
+        for td in self._tds:
+            if not isinstance(td, ResidentTree) or not td._collect_plain(leaves):
+                return None
+        return leaves
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the key set is frozen: the stack's own lock, or those of all elements."""
+        if self._state & LOCKED:
+            return True
+        for td in self._tds:
+            if not td.is_locked:
+                return False
+        return bool(self._tds)
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        if value:
+            self.lock_()
+        else:
+            self.unlock_()
+
+    def unlock_(self) -> Self:
+        if self._state & LOCKED:
+            return super().unlock_()
+        if not self.is_locked:
+            return self._return_unchanged()
+        for td in self._tds:
+            td.unlock_()
+        self._offer("lock_")
+        return self
+
+    # -- shapes ------------------------------------------------------------------------------
+    def _permuted(self, order: list[int]) -> Self:
+        d = self._stack_dim
+        inner = [dim - (dim > d) for dim in order if dim != d]
+        tds = self._tds
+        if inner != sorted(inner):
+            tds = [td.permute(*inner) for td in tds]
+            for td in tds:
+                td._undo = None
+        empty = [self._empty_batch_size[dim] for dim in inner] if not tds else ()
+        made = self._of(tds, order.index(d), self._dim_name, empty)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        made._undo = (weakref.ref(self), lambda v: v.permute(*back))
+        return made.lock_() if self._state & LOCKED else made
+
+    def unflatten(self, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
+        old = self._batch_size
+        at = as_dim(dim, len(old))
+        if at != self._stack_dim or not self._tds:
+            return super().unflatten(dim, unflattened_size, inplace=inplace)
+        sizes = view_shape(old[at : at + 1], as_size(unflattened_size))
+        made: Self = self._nest(list(self._tds), sizes, at)
+        made._undo = (weakref.ref(self), lambda v: v.reshape(old))
+        return self._apply_inplace_result(made.lock_() if self._state & LOCKED else made, "unflatten", inplace)
+
+    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
+        at = as_dim(dim, self.batch_dims)
+        if at == self._stack_dim:
+            return self._cut_at(split_sizes(len(self._tds), split_size))
+        out, start = [], 0
+        for size in split_sizes(self._batch_size[at], split_size):
+            piece = self._at((*(_ALL,) * at, slice(start, start + size)))
+            out.append(self._of(self._tds, self._stack_dim, self._dim_name) if piece is self else piece)
+            start += size
+        return tuple(out)
+
+    def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Self, ...]:
+        n = indices_or_sections
+        if type(n) is not int or n < 1 or as_dim(dim, self.batch_dims) != self._stack_dim:
+            return super().tensor_split(n, dim)
+        least, more = divmod(len(self._tds), n)
+        return self._cut_at([least + (i < more) for i in range(n)])
+
+    def _cut_at(self, sizes: Sequence[int]) -> tuple[Self, ...]:
+        """Cut the stack dimension into stacks of some elements each."""
+        tds, d, name, inner = self._tds, self._stack_dim, self._dim_name, self._inner
+        out, start = [], 0
+        for size in sizes:
+            out.append(self._of(tds[start : start + size], d, name, inner))
+            start += size
+        return tuple(out)
+
+    # -- one entry ---------------------------------------------------------------------------
+    def _tensors(self, key: str) -> list[Tensor] | None:
+        """List the plain tensors that the elements have in memory; None if one has something else."""
+        parts = []
+        for td in self._tds:
+            if not isinstance(td, ResidentTree):
+                return None
+            part = td._data.get(key)
+            if type(part) is not Tensor:
+                return None
+            parts.append(part)
+        return parts
+
+    def _row_at(self, key: NestedKey, index: Any) -> Tensor | None:
+        rows = self._element_rows(index) if type(key) is str else None
+        if rows is None or (parts := self._tensors(key)) is None:  # type: ignore[arg-type]
+            return None
+        try:
+            return parts[rows[0]] if type(index) is int else torch.stack([parts[row] for row in rows])
+        except RuntimeError:  # told by the general way
+            return None
+
+    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+        rows = self._element_rows(index) if type(key) is str and type(value) is Tensor else None
+        parts = self._tensors(key) if rows and not value.is_nested else None  # type: ignore[arg-type]
+        if rows is None or parts is None or not self._copy_rows(rows, [parts[row] for row in rows], value, index):
+            super().set_at_(key, value, index)
+        return self
+
+    def _copy_rows(self, rows: Sequence[int], mine: list[Tensor], value: Tensor, index: Any) -> bool:
+        """Write rows of one entry. False, and nothing done, if anything needs a closer look."""
+        one = type(index) is int
+        if not one and (not value.ndim or len(value) != len(rows)):
+            return False
+        theirs = (value,) if one else value.unbind()
+        for row, target, source in zip(rows, mine, theirs, strict=True):
+            if self._tds[row]._state & READONLY or target.is_nested or target.shape != source.shape:
+                return False
+        if not are_plain(zip(mine, theirs, strict=True)) or (not one and _share(mine, theirs[:1])):
+            return False
+        copy_plain(mine, theirs)
+        return True
+
+    # -- rows --------------------------------------------------------------------------------
+    def _element_rows(self, index: Any) -> Sequence[int] | None:
+        """Return the numbers of the elements that an index takes whole; None for other indices, and repeated ones."""
+        n, kind = len(self._tds), type(index)
+        if self._stack_dim or not n or traced():
+            return None
+        if kind is int:
+            return (index % n,) if -n <= index < n else None
+        if index is Ellipsis:
+            return range(n)
+        if kind is slice:
+            return range(n)[index] if index.step is None or index.step > 0 else None
+        if kind is Tensor and index.ndim == 1 and index.layout is torch.strided:
+            if index.dtype is torch.bool:
+                index = index.nonzero().squeeze(1) if len(index) == n else index
+            numbers = index.tolist() if index.dtype is torch.int64 else None
+        else:
+            numbers = index if kind is list and set(map(type, index)) == {int} else None
+        if not numbers or min(numbers) < -n or max(numbers) >= n:
+            return None
+        rows = [number % n for number in numbers]
+        return rows if len(set(rows)) == len(rows) else None
+
+    def _set_rows(self, index: Any, value: Any) -> None:
+        if not self._write_elements(index, value):
+            super()._set_rows(index, value)
+
+    def _update_in_place(self, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> Self:
+        if keys_to_update is None and at is not None and len(at) == 1 and self._write_elements(at[0], source):
+            return self
+        return super()._update_in_place(source, at, keys_to_update)
+
+    def masked_fill_(self, mask: Tensor, value: Any) -> Self:
+        self._check_mask(mask)
+        if self._write_elements(mask, value):
+            return self
+        if isinstance(value, (Container, Mapping)):
+            return super().masked_fill_(mask, value)
+        self._check_writable()
+        n, d = len(self._tds), self._stack_dim
+        for td, part in zip(self._tds, mask.unbind(d) if d < mask.ndim else (mask,) * n, strict=True):
+            td.masked_fill_(part, value)  # entries that some elements lack have no rows in the stack
+        return self
+
+    def _write_elements(self, index: Any, value: Any) -> bool:
+        """Write whole elements, or one place in each. False, and nothing done, if anything needs a closer look.
+
+        The general way makes a plan for each element.
+        """
+        inner: Any = ...
+        if type(index) is tuple and len(index) > 1 and type(index[0]) is slice:
+            index, inner = index[0], index[1:]
+        rows = self._element_rows(index)
+        if not rows:
+            return False
+        tds = [self._tds[row] for row in rows]
+        parts: Sequence[Any]
+        if type(value) in (int, float, bool):
+            return inner is Ellipsis and self._fill_elements(tds, value)
+        if isinstance(value, LazyTree):
+            parts = [value] if type(index) is int else value._tds if not value._stack_dim else []
+        elif type(value) is self._resident_class:
+            parts = [value] if type(index) is int else value.unbind(0) if value._batch_size else []
+        else:
+            return False
+        views: list[Tensor] = []
+        sources: list[Tensor] = []
+        if len(parts) != len(tds):
+            return False
+        for td, part in zip(tds, parts, strict=True):
+            if not isinstance(td, IndexedTree) or not td._views_to_write(inner, part, views, sources):
+                return False
+        if len(tds) > 1 and _share(views, sources):
+            return False
+        copy_plain(views, sources)
+        return True
+
+    def _fill_elements(self, tds: Sequence[Any], value: float) -> bool:
+        leaves: list[Tensor] = []
+        for td in () if HOLES else tds:
+            if not isinstance(td, IndexedTree) or not td._takes_number(value, leaves):
+                return False
+        for leaf in leaves:
+            leaf.fill_(value)
+        return bool(leaves)
+
+
+def _share(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> bool:
+    """Return whether a source lies in memory that is written, perhaps before it is read."""
+    written = {target.untyped_storage()._cdata for target in targets}
+    return any(source.untyped_storage()._cdata in written for source in sources)

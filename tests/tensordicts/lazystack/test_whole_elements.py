@@ -1,0 +1,169 @@
+"""Rows of a lazy stack that are whole elements: the short ways do what a dense TensorDict does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import tdstore
+from tdstore import LazyStackedTensorDict, TensorDict
+from tdstore.errors import LockedError
+
+ROWS = torch.tensor([4, 0, 2])
+MASK = torch.tensor([True, False, True, True, False])
+
+
+def dense() -> TensorDict:
+    a = torch.arange(60.0).reshape(5, 3, 4)
+    return TensorDict({"a": a, "n": {"b": torch.arange(15).reshape(5, 3)}}, [5, 3])
+
+
+def stack(whole: TensorDict | None = None) -> LazyStackedTensorDict:
+    return tdstore.lazy_stack([td.clone() for td in (whole if whole is not None else dense()).unbind(0)])
+
+
+def same(one: Any, other: Any) -> None:
+    assert one.batch_size == other.batch_size
+    assert (one.to_tensordict() == other.to_tensordict()).all()
+
+
+INDICES: list[Any] = [
+    0, -2, slice(None), slice(1, 4), slice(0, 5, 2), ..., ROWS, ROWS - 5, [4, 0, 2], MASK,
+    (slice(None), 0), (slice(None), slice(0, 2)), (slice(1, 4), 1), (slice(None), ..., 2), (slice(None), ROWS[1:] % 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["dense value", "lazy value"])
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_rows_are_written_as_in_a_dense_one(index: Any, lazy: bool) -> None:
+    want, got = dense(), stack()
+    value = want[index] * 2 + 100
+    want[index] = value
+    got[index] = (stack(dense() * 2 + 100)[index]) if lazy else value
+    same(got, want)
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+@pytest.mark.parametrize("number", [7, 7.0, True])
+def test_numbers_are_written_as_in_a_dense_one(index: Any, number: float) -> None:
+    want, got = dense(), stack()
+    want[index] = number
+    got[index] = number
+    same(got, want)
+
+
+@pytest.mark.parametrize("index", [0, -1, ROWS, [4, 0, 2], slice(1, 4), ROWS - 5, MASK, ...], ids=str)
+def test_rows_of_one_entry(index: Any) -> None:
+    want, got = dense(), stack()
+    assert torch.equal(got.get_at("a", index), want.get_at("a", index))
+    assert torch.equal(got.get_at(("n", "b"), index), want.get_at(("n", "b"), index))
+    values = dense() * 3
+    for td in (want, got):
+        td.set_at_("a", values["a"][index], index)
+        td.set_at_(("n", "b"), values["n", "b"][index], index)
+    same(got, want)
+    for td in (want, got):
+        td.update_at_(values[index] - 1, index)
+    same(got, want)
+
+
+@pytest.mark.parametrize(
+    ("at", "of"),
+    [(torch.tensor([0, 1]), torch.tensor([1, 0])), (slice(0, 4), slice(1, 5)), (slice(1, 5), slice(0, 4))],
+    ids=str,
+)
+def test_what_is_written_is_read_first(at: Any, of: Any) -> None:
+    want, got = dense(), stack()
+    want[at] = want[of].clone()
+    got[at] = got[of]
+    same(got, want)
+
+
+def test_entries_written_over_one_another() -> None:
+    shared = torch.arange(10.0)
+    td = tdstore.lazy_stack([TensorDict({"a": shared[i : i + 4]}, [4]) for i in range(3)])
+    before = [element["a"].clone() for element in td.tensordicts[1:]]
+    td.set_at_("a", torch.stack(before), slice(0, 2))
+    assert shared[:5].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_repeated_rows_take_the_last() -> None:
+    got = stack()
+    got[[1, 1]] = stack(dense() + 100)[[0, 2]]
+    assert torch.equal(got["a"][1], dense()["a"][2] + 100)
+
+
+def test_nothing_is_written_if_one_element_cannot_take_its_row() -> None:
+    td = tdstore.lazy_stack([TensorDict({"a": torch.zeros(3)}, [3]), TensorDict({"a": torch.zeros(3)}, [3])])
+    td.tensordicts[1]["a"].requires_grad_()
+    with pytest.raises(RuntimeError):
+        td[:] = tdstore.lazy_stack([TensorDict({"a": torch.ones(3)}, [3])] * 2)
+    assert not td.tensordicts[0]["a"].any()
+
+
+def test_entries_that_are_new_are_made() -> None:
+    td = tdstore.lazy_stack([TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)])
+    td[0] = TensorDict({"a": torch.ones(3), "b": torch.ones(3)}, [3])
+    assert td.tensordicts[0]["b"].tolist() == [1, 1, 1]
+    assert td.tensordicts[0]["a"].tolist() == [1, 1, 1]
+
+
+SHAPES: dict[str, Callable[[Any], Any]] = {
+    "transpose": lambda td: td.transpose(0, 1),
+    "permute twice": lambda td: td.permute(1, 0).permute(1, 0),
+    "unflatten": lambda td: td[:4].unflatten(0, (2, -1)),
+    "unflatten inner": lambda td: td.unflatten(1, (3, 1)),
+    "tensor_split": lambda td: td.tensor_split(3),
+    "tensor_split at": lambda td: td.tensor_split([1, 2]),
+    "more parts than rows": lambda td: td.tensor_split(7),
+    "split": lambda td: td.split(2),
+    "split sizes": lambda td: td.split([1, 4]),
+    "split inner": lambda td: td.split(2, 1),
+    "chunk": lambda td: td.chunk(2),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("names", [None, ["time", "env"]])
+def test_shapes_are_views_of_the_elements(name: str, names: list[str] | None) -> None:
+    want, got = dense(), stack()
+    want.names = got.names = names
+    wanted, found = SHAPES[name](want), SHAPES[name](got)
+    for one, other in zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]:
+        assert one.batch_size == other.batch_size
+        if len(one):  # an empty stack has no elements that could have names
+            assert one.names == other.names
+            same(one, other)
+            one.zero_()
+            assert not one["a"].any()
+    if not isinstance(found, tuple):
+        elements = list(got[:4]) if name == "unflatten" else list(got)
+        assert not any(td["a"].any() for td in elements)
+
+
+def test_views_are_undone() -> None:
+    got = stack()
+    with got.transpose(0, 1) as moved:
+        moved["c"] = torch.ones(3, 5)
+    assert got["c"].shape == (5, 3)
+    part = got[:4]
+    with part.unflatten(0, (2, 2)) as parts:
+        parts["d"] = torch.ones(2, 2, 3)
+    assert part["d"].shape == (4, 3)
+    locked = stack().lock_()
+    assert locked.transpose(0, 1).is_locked
+    with pytest.raises(LockedError):
+        locked.unflatten(0, (5, 1))["new"] = torch.ones(5, 1, 3)
+
+
+def test_facts_count_entries_that_only_some_elements_have() -> None:
+    both = TensorDict({"a": torch.zeros(2), "b": torch.ones(2)}, [2])
+    td = LazyStackedTensorDict(both, TensorDict({"a": torch.zeros(2)}, [2]))
+    assert td.any()
+    assert not td.all()
+    assert td.bytes() == 24
+    assert td.param_count() == 6
+    assert td.dtype is torch.float32
