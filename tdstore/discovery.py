@@ -11,11 +11,11 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pluggy
 
 from tdstore import hookspecs
@@ -27,8 +27,7 @@ BUILTIN = "tdstore.builtin"
 DISABLE = "TDSTORE_DISABLE_PLUGINS"
 
 
-@dataclass(frozen=True, slots=True)
-class Unused:
+class Unused(msgspec.Struct, frozen=True):
     """A plugin that is not in use, and what its source says that it would declare."""
 
     name: str

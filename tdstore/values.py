@@ -12,7 +12,6 @@ import math
 import pathlib
 import re
 import uuid
-import zoneinfo
 from collections import Counter
 from collections.abc import Callable, Hashable
 from decimal import Decimal
@@ -276,6 +275,8 @@ def _tensor(dtype: str, shape: list[int], data: str) -> torch.Tensor:
 
 
 def _from_datetime(value: datetime.datetime) -> JSON:
+    import zoneinfo  # here, because it reads where the system keeps its time zones
+
     if isinstance(value.tzinfo, zoneinfo.ZoneInfo) and value.tzinfo.key:
         return [value.replace(tzinfo=None).isoformat(), value.tzinfo.key, value.fold]
     if type(value.tzinfo) not in (type(None), datetime.timezone):
@@ -288,6 +289,8 @@ def _from_datetime(value: datetime.datetime) -> JSON:
 def _to_datetime(body: JSON) -> datetime.datetime:
     if isinstance(body, str):
         return datetime.datetime.fromisoformat(body)
+    import zoneinfo
+
     text, zone, fold = body
     return datetime.datetime.fromisoformat(text).replace(tzinfo=zoneinfo.ZoneInfo(zone), fold=fold)
 

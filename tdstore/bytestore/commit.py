@@ -6,7 +6,8 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+import msgspec
 
 from tdstore.bytestore.manifest import OBJECT_NAME, VERSION_NAME, decode_objects, version_name
 from tdstore.engine import Blob, Buffer, Engine, EngineCap
@@ -30,8 +31,7 @@ SEAL_BYTES = 14
 _GENERATION = re.compile(rb'"generation":"([0-9a-f]{32})"')
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestState:
+class ManifestState(msgspec.Struct, frozen=True):
     """The manifest as observed: its generation (None: none, or not readable) and tag."""
 
     there: bool

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tdstore.builtin.memmap.layout import LeafFile
@@ -34,8 +34,7 @@ from tdstore.values import unique_keys
 DIRECTORY_HINT = "a directory of files that was uploaded can be read only: save it anew somewhere else to change it"
 
 
-@dataclass(frozen=True, slots=True)
-class UploadedDirectory:
+class UploadedDirectory(msgspec.Struct, frozen=True):
     """The contents of an uploaded directory."""
 
     table: Table
@@ -43,7 +42,7 @@ class UploadedDirectory:
     tips: dict[Path, int]
     """Checksum of the tips of each leaf, where it is known."""
     generation: str | None
-    retired: Sequence[Retired] = field(default=())
+    retired: Sequence[Retired] = ()
 
 
 def read_uploaded(engine: Engine, url: str, manifest: bytes | None) -> UploadedDirectory:

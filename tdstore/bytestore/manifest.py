@@ -12,7 +12,6 @@ import math
 import re
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import msgspec
@@ -121,8 +120,7 @@ class _Document(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     held: list[Held] = []
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(msgspec.Struct, frozen=True):
     """The contents of a manifest of the object layout."""
 
     generation: str

@@ -8,10 +8,10 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
+import msgspec
 import numpy as np
 
 from tdstore.bytestore.table import (
@@ -61,8 +61,7 @@ class Check(enum.Enum):
     NONE = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(msgspec.Struct, frozen=True):
     """Ranges of a leaf, to be placed consecutively in `out`."""
 
     path: Path
@@ -71,8 +70,7 @@ class Want:
     out: memoryview
 
 
-@dataclass(slots=True)
-class _Parts:
+class _Parts(msgspec.Struct):
     """Stored bytes to fetch, part by part: `[start, stop)` of a piece is copied to `out[want][at:]`."""
 
     want: Ints
@@ -83,7 +81,7 @@ class _Parts:
     leaf_byte: Ints
 
     def take(self, which: Any) -> _Parts:
-        return _Parts(*(getattr(self, name)[which] for name in self.__slots__))
+        return _Parts(*(getattr(self, name)[which] for name in self.__struct_fields__))
 
     def __len__(self) -> int:
         return len(self.want)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
@@ -142,8 +142,7 @@ def coalesce(extents: Extents) -> Extents:
 
 
 # -- leaves and objects ----------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(msgspec.Struct, frozen=True):
     """One leaf: immutable, replaced as a whole."""
 
     spec: LeafSpec

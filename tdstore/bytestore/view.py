@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -254,8 +254,7 @@ def is_complete(leaf: Leaf) -> bool:
     return len(leaf.extents.piece) > 0 and bool((leaf.extents.piece >= 0).all())
 
 
-@dataclass(slots=True)
-class _Target:
+class _Target(msgspec.Struct):
     """One read: the buffer for its bytes, and the tensor they belong to."""
 
     spec: LeafSpec
@@ -267,8 +266,7 @@ class _Target:
     value: Tensor | None = None
 
 
-@dataclass(slots=True)
-class _Whole:
+class _Whole(msgspec.Struct):
     """A leaf that is fetched whole."""
 
     leaf: Leaf
@@ -276,13 +274,12 @@ class _Whole:
     fetched: bool = False
 
 
-@dataclass(slots=True)
-class _Tips:
+class _Tips(msgspec.Struct):
     """The tips of a leaf, to be compared."""
 
     path: Path
     expected: int
-    data: Bytes = field(repr=False)
+    data: Bytes
 
 
 class _Job:

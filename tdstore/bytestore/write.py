@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from torch import Tensor
 
@@ -133,14 +133,13 @@ def store_in_memory(
 
 
 # -- packing -----------------------------------------------------------------------------------
-@dataclass(slots=True)
-class Draft:
+class Draft(msgspec.Struct):
     """An object under construction."""
 
     name: str
-    chunks: list[Bytes] = field(default_factory=list)
+    chunks: list[Bytes] = msgspec.field(default_factory=list)
     size: int = 0
-    sums: list[int] = field(default_factory=list)
+    sums: list[int] = msgspec.field(default_factory=list)
 
     def add(self, data: Bytes, grain: int) -> tuple[int, int]:
         """Append the bytes of a piece; returns its offset and its first checksum."""
@@ -182,8 +181,7 @@ class Names:
         return f"{DATA}/{self._prefix}-{self._count}.bin"
 
 
-@dataclass(slots=True)
-class Packed:
+class Packed(msgspec.Struct):
     """Objects to put, and the resulting table entries."""
 
     objects: list[tuple[StoredObject, list[memoryview]]]

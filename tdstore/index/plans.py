@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -101,8 +101,7 @@ def _rows_or_slice(rows: Tensor) -> Tensor | slice:
 # -- reading ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadPlan:
+class ReadPlan(msgspec.Struct, frozen=True, eq=False):
     """Plan for reading a selection: read `leaf[index]` from a store, then `finish` the result.
 
     Attributes:
@@ -227,15 +226,13 @@ def _flat_rows(term: Term) -> Tensor | None:
 # -- writing ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Piece:
+class _Piece(msgspec.Struct, frozen=True, eq=False):
     index: StoreIndex
     zipped: Tensor | None  # which of the zipped elements
     cuts: tuple[tuple[int, int, int], ...]  # (axis, start, length) along kept dimensions
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WritePlan:
+class WritePlan(msgspec.Struct, frozen=True, eq=False):
     """Plan for writing a selection: pieces that together hold the selected positions and nothing else.
 
     Attributes:

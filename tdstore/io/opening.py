@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from tdstore.bytestore import BUILD_PLAN, unfinished_build
 from tdstore.errors import (
@@ -149,8 +150,7 @@ def _open(backend: Backend, location: str | None, mode: Mode, options: Mapping[s
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class Partial:
+class Partial(msgspec.Struct, frozen=True):
     """An unfinished copy."""
 
     mark: Mark

@@ -39,8 +39,9 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from tdstore.errors import CorruptStoreError, StoreError, TDStoreError
 from tdstore.lifetime import LiveObjects
@@ -206,17 +207,16 @@ def accept_dirty(
 # -- sessions on a folder -----------------------------------------------------------------
 
 
-@dataclass
-class Log:
+class Log(msgspec.Struct):
     """The contents of a session log."""
 
-    opened: dict[str, str] = field(default_factory=dict)
+    opened: dict[str, str] = msgspec.field(default_factory=dict)
     """Session id -> `"pid 12 on host"`, for those that have not left."""
-    own: set[str] = field(default_factory=set)
+    own: set[str] = msgspec.field(default_factory=set)
     """Of these, the ones of this process."""
-    touched: set[Path] = field(default_factory=set)
+    touched: set[Path] = msgspec.field(default_factory=set)
     touched_all: bool = False
-    files: list[FileParts] = field(default_factory=list)
+    files: list[FileParts] = msgspec.field(default_factory=list)
     """Files that a commit meant to add or drop."""
     torn: bool = False
     """A line is not readable: its writer was killed, or its disk was full."""

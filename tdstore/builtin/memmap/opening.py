@@ -7,10 +7,10 @@ import mmap
 import os
 import stat
 import time
-from dataclasses import dataclass
 from operator import attrgetter
 
 import google_crc32c
+import msgspec
 
 from tdstore.builtin.mapping import map_fd
 from tdstore.builtin.memmap.layout import LeafFile
@@ -36,8 +36,7 @@ MAX_MANIFEST = documents.MAX_FILE_BYTES
 _NBYTES, _PACKED = attrgetter("nbytes"), attrgetter("packed")
 
 
-@dataclass
-class Contents:
+class Contents(msgspec.Struct):
     """The contents of a directory."""
 
     raw: bytes
@@ -55,8 +54,7 @@ def _contents(raw: bytes, header: Header, leaves: list[LeafFile]) -> Contents:
     return Contents(raw, header, leaves, nbytes, OPENED if nbytes <= OPENED else WHOLE)
 
 
-@dataclass
-class SessionState:
+class SessionState(msgspec.Struct):
     """The state of the checksums according to the session log."""
 
     log: Log | None

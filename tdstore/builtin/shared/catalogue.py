@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
@@ -34,16 +33,15 @@ class Entry(NamedTuple):
     """In the arena. Space is never given out twice, so this names the leaf as well."""
 
 
-@dataclass(frozen=True, slots=True)
-class Catalogue:
+class Catalogue(msgspec.Struct, frozen=True):
     """The contents of a store, at one generation; 0 before the first commit."""
 
     generation: int = 0
-    entries: Mapping[Path, Entry] = field(default_factory=dict)
-    header: Header = field(default_factory=Header)
+    entries: Mapping[Path, Entry] = msgspec.field(default_factory=dict)
+    header: Header = msgspec.field(default_factory=Header)
     end: int = 0
     """Where the last leaf ends."""
-    specs: Mapping[Path, LeafSpec] = field(default_factory=dict)
+    specs: Mapping[Path, LeafSpec] = msgspec.field(default_factory=dict)
 
 
 class _Row(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):

@@ -15,8 +15,9 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from urllib.parse import quote_from_bytes, unquote
+
+import msgspec
 
 from tdstore.builtin.shared.arena import read_what
 from tdstore.builtin.shared.process import Process, alive, boot_id, this_process
@@ -39,8 +40,7 @@ _counter = itertools.count()
 Inode = tuple[int, int]
 
 
-@dataclass(slots=True)
-class _Owned:
+class _Owned(msgspec.Struct):
     """A file that this process must remove, and the descriptor that holds its flock."""
 
     path: str

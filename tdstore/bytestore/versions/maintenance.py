@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+
+import msgspec
 
 from tdstore.bytestore.commit import ATTEMPTS, SEAL_BYTES, ManifestState, Publisher, fetch_manifest, state_of
 from tdstore.bytestore.manifest import Document, decode_objects, encode_objects, version_name
@@ -115,7 +116,7 @@ class Pruning:
             rest = [record.id for record in document.versions if record.id not in self.dropped]
             document = without_versions(document, self.dropped, self._named(rest), grace=self._grace, now=now)
         retired, expired = split_expired(document.retired, keep_old=self._publisher.keep_old, now=now)
-        return (replace(document, retired=retired) if expired else document), expired
+        return (msgspec.structs.replace(document, retired=retired) if expired else document), expired
 
     def _named(self, versions: Sequence[str]) -> set[str]:
         missing = [version for version in versions if version not in self._names]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -39,7 +38,9 @@ def following(
     old += [item for item in before.retired if item.name not in used]
     retired, expired = split_expired(old, keep_old=keep_old, now=now)
     objects = _flagged(document.objects, versioned) if versioned else document.objects
-    return replace(document, objects=objects, versions=before.versions, held=held, retired=retired), expired
+    return msgspec.structs.replace(
+        document, objects=objects, versions=before.versions, held=held, retired=retired
+    ), expired
 
 
 def split_expired(old: Sequence[Retired], *, keep_old: float, now: float) -> tuple[list[Retired], list[str]]:
@@ -63,12 +64,14 @@ def with_version(document: Document, message: str, *, now: float) -> Document:
         sum(item.size for item in document.objects if not item.versioned),
     )
     names = {item.name for item in document.objects}
-    return replace(document, objects=_flagged(document.objects, names), versions=[*document.versions, record])
+    return msgspec.structs.replace(
+        document, objects=_flagged(document.objects, names), versions=[*document.versions, record]
+    )
 
 
 def alone(document: Document) -> Document:
     """Return the manifest of a version: without versions, and without objects that it does not need."""
-    return replace(document, objects=_flagged(document.objects, ()), versions=(), held=(), retired=())
+    return msgspec.structs.replace(document, objects=_flagged(document.objects, ()), versions=(), held=(), retired=())
 
 
 def with_tag(document: Document, tag: str, version: str | None) -> Document:
@@ -77,7 +80,7 @@ def with_tag(document: Document, tag: str, version: str | None) -> Document:
     for record in document.versions:
         tags = tuple(name for name in record.tags if name != tag)
         versions.append(msgspec.structs.replace(record, tags=(*tags, tag) if record.id == version else tags))
-    return replace(document, versions=versions)
+    return msgspec.structs.replace(document, versions=versions)
 
 
 def without_versions(
@@ -96,7 +99,7 @@ def without_versions(
     retired = list(document.retired)
     retired += [Retired(item.name, item.size, moment, stay) for item in document.held if item.name not in named]
     retired += [Retired(version_name(version), 0, moment, stay) for version in dropped]
-    return replace(
+    return msgspec.structs.replace(
         document,
         objects=_flagged(document.objects, named),
         versions=[record for record in document.versions if record.id not in dropped],

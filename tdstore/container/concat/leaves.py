@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tdstore.errors import CorruptStoreError
@@ -21,8 +20,7 @@ Role = Literal["rows", "spans", "offsets", "text", "unbatched"]
 bytes of these; or a tensor without rows, which all places share."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """The rows of one leaf that one place has."""
 
     place: int
@@ -62,7 +60,9 @@ class ConcatLeaf:
 
     def __init__(self, spec: LeafSpec, parts: list[Part], role: Role = "rows") -> None:
         self.spec, self.parts, self.role = spec, parts, role
-        self._ends: NDArray[np.int64] = np.array([*accumulate(part.length for part in parts)], np.int64)
+        self._ends: np.ndarray[Any, np.dtype[np.int64]] = np.array(
+            [*accumulate(part.length for part in parts)], np.int64
+        )
 
     def pieces(self, index: StoreIndex) -> Iterator[Piece]:
         """Yield the parts that an index names rows of, in the order of the places.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -130,7 +129,7 @@ def _joined(parts: Sequence[Document], values: Document | None, structure: Struc
         record = chosen[0].leaves[path]
         shape = tuple(leaf.spec.shape)
         leaves.append(msgspec.structs.replace(record, shape=shape, extents=sum(map(len, found))))
-    return replace(
+    return msgspec.structs.replace(
         parts[0],
         generation=new_generation(),
         header=Header(structure.groups),

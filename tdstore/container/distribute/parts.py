@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -148,7 +147,7 @@ def join_parts(parts: Sequence[Document], url: str) -> Document:
         msgspec.structs.replace(leaf, shape=(total, *leaf.shape[1:]), extents=len(tables[leaf.path]))
         for leaf in first.leaves
     ]
-    return replace(
+    return msgspec.structs.replace(
         first,
         generation=new_generation(),
         header=Header({path: _sized(group, total) for path, group in first.header.groups.items()}),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -21,8 +21,7 @@ from tdstore.storekit.foreign_strings import SPANS as OFFSETS
 from tdstore.types import LeafSpec, Path, Write, path_text
 
 
-@dataclass(frozen=True, slots=True)
-class RaggedSpec:
+class RaggedSpec(msgspec.Struct, frozen=True):
     """A jagged tensor. Its rows have no elements when it is allocated."""
 
     row: tuple[int, ...]
@@ -30,8 +29,7 @@ class RaggedSpec:
     dtype: torch.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class ValueSpec:
+class ValueSpec(msgspec.Struct, frozen=True):
     """Values that are not tensors."""
 
     value: NonTensorData | None
@@ -41,8 +39,7 @@ class ValueSpec:
 SchemaEntry = LeafSpec | RaggedSpec | ValueSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(msgspec.Struct, frozen=True):
     """What a store needs for the entries of a schema.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -158,8 +157,7 @@ class Source:
         self.close()
 
 
-@dataclass
-class Job:
+class Job(msgspec.Struct):
     """One copy: find or make the target, stream, commit."""
 
     source: Source

@@ -7,7 +7,6 @@ are looked at here, and in the checks at opening.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
@@ -43,8 +42,7 @@ class SubGroup(msgspec.Struct, frozen=True, gc=False):
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(msgspec.Struct, frozen=True):
     """Values per row in two leaves: the offsets of each, and the bytes of all."""
 
     kind: ClassVar[str] = VALUE
@@ -56,8 +54,7 @@ class Column:
         return column_leaves(self.path)
 
 
-@dataclass(frozen=True, slots=True)
-class NestedTensor:
+class NestedTensor(msgspec.Struct, frozen=True):
     """A nested tensor in two or three leaves."""
 
     kind: ClassVar[str] = LEAF
@@ -70,8 +67,7 @@ class NestedTensor:
         return self.layout.leaves
 
 
-@dataclass(frozen=True, slots=True)
-class Unbatched:
+class Unbatched(msgspec.Struct, frozen=True):
     """A tensor without rows in a leaf."""
 
     kind: ClassVar[str] = VALUE
@@ -83,8 +79,7 @@ class Unbatched:
         return ((*self.path, UNBATCHED),)
 
 
-@dataclass(frozen=True, slots=True)
-class Inline:
+class Inline(msgspec.Struct, frozen=True):
     """A value, or a few values per row, in the header itself."""
 
     kind: ClassVar[str] = VALUE
@@ -95,8 +90,7 @@ class Inline:
     """Whether the value is an unbatched tensor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """An entry that the store could not read. The caller is told when it asks for it."""
 
     kind: ClassVar[str] = VALUE

@@ -11,9 +11,9 @@ import functools
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Self
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -239,15 +239,14 @@ def _match_plain(
     return True
 
 
-@dataclass
-class _Part:
+class _Part(msgspec.Struct):
     """Changes of one container."""
 
     td: Any
     tree: Tree
-    writes: dict[str, Any] = field(default_factory=dict)
-    fresh: dict[str, Any] = field(default_factory=dict)
-    empty: list[str] = field(default_factory=list)
+    writes: dict[str, Any] = msgspec.field(default_factory=dict)
+    fresh: dict[str, Any] = msgspec.field(default_factory=dict)
+    empty: list[str] = msgspec.field(default_factory=list)
     """Fields of a tensorclass that hold a value, but are None in the state dict."""
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -20,8 +20,7 @@ BATCH, DEVICE = "__batch_size", "__device"
 _STACK = "LazyStackedTensorDict"
 
 
-@dataclass
-class Tree:
+class Tree(msgspec.Struct):
     """One level of a state dict of any form. None means unknown."""
 
     batch: torch.Size | None = None
@@ -29,7 +28,7 @@ class Tree:
     names: tuple[str | None, ...] | None = None
     stack_dim: int | None = None
     """The stack dimension of a lazy stack that is stored by element, with numbers as keys."""
-    entries: dict[str, Any] = field(default_factory=dict)
+    entries: dict[str, Any] = msgspec.field(default_factory=dict)
     """Tensors, wrapped values, and trees."""
     typed: tuple[str, tuple[str, ...]] | None = None
     """For a tensorclass: its name, and the fields that are None."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
 from tdstore.errors import CorruptStoreError
@@ -36,8 +37,7 @@ TAIL = 8
 _RAGGED = _, _OFFSETS, _ = "<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>"
 
 
-@dataclass
-class Ragged:
+class Ragged(msgspec.Struct):
     """A jagged nested tensor: the places of its parts, and which dimension is ragged."""
 
     parts: tuple[Slot, ...]
@@ -45,13 +45,12 @@ class Ragged:
     dim: int
 
 
-@dataclass
-class Contents:
+class Contents(msgspec.Struct):
     """Contents of a consolidated file."""
 
     header: Header
     slots: dict[Path, Slot]
-    ragged: dict[Path, Ragged] = field(default_factory=dict)
+    ragged: dict[Path, Ragged] = msgspec.field(default_factory=dict)
     summed: bool = True
     """Whether the description has checksums (`sealing`)."""
     locked: bool = False
