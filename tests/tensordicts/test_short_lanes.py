@@ -12,7 +12,7 @@ import torch
 import tdstore
 from tdstore import NonTensorStack, TensorDict, lazy_stack
 from tdstore.convert.checkpoints import state_dict as state_dicts
-from tdstore.errors import BatchSizeError, LockedError, StateDictError
+from tdstore.errors import BatchSizeError, LockedError, OutOfRangeError, StateDictError
 
 
 def made() -> TensorDict:
@@ -359,3 +359,48 @@ def test_the_stack_dimension_is_split_into_several() -> None:
     with stack.unlock_().view(2, 2, 3) as inside:
         inside["b"] = torch.ones(2, 2, 3)
     assert stack["b"].shape == torch.Size([4, 3])
+
+
+class Counted(torch.Tensor):
+    """A tensor that counts the functions of torch that it meets."""
+
+    met = 0
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.met += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_rows_of_mixed_entries_keep_their_order_and_values(mapped: bool, tmp_path: Any) -> None:
+    entries = {
+        "one": torch.arange(40),
+        "small": torch.rand(40, 3),
+        "half": torch.rand(40, 2).to(torch.bfloat16),
+        "word": NonTensorStack(*map(str, range(40))),
+        "below": {"small": torch.rand(40, 2), "steps": torch.arange(80)[::2]},
+        "across": torch.rand(3, 40).t(),
+        "last": torch.rand(40, 2, 2),
+    }
+    td = TensorDict(entries, [40])
+    if mapped:
+        td.memmap(tmp_path / "td")
+    source = TensorDict.load_memmap(tmp_path / "td") if mapped else td
+    for rows in (torch.tensor([3, 39, 3]), torch.tensor([-1, 0]), torch.empty(0, dtype=torch.int64)):
+        found = source[rows]
+        assert list(found.keys()) == list(source.keys())
+        for key in ("one", "small", "half", ("below", "small"), ("below", "steps"), "across", "last"):
+            assert torch.equal(found[key], td[key][rows])
+            assert not found.is_memmap() and type(found[key]) is torch.Tensor
+        assert [found[i]["word"] for i in range(len(rows))] == [str(int(i) % 40) for i in rows]
+    with pytest.raises(OutOfRangeError):
+        source[torch.tensor([40])]
+
+
+def test_rows_of_a_tensor_with_overrides_are_taken_by_torch() -> None:
+    td = TensorDict({"a": torch.rand(5, 2).as_subclass(Counted), "b": torch.rand(5, 2)}, [5])
+    Counted.met = 0
+    found = td[torch.tensor([4, 1])]
+    assert Counted.met > 0 and isinstance(found["a"], Counted)
+    assert torch.equal(found["a"].as_subclass(torch.Tensor), td["a"].as_subclass(torch.Tensor)[[4, 1]])
