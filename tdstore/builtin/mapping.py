@@ -9,6 +9,7 @@ import mmap
 import os
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -54,9 +55,15 @@ def map_memory(fd: int, nbytes: int, *, shared: bool) -> Buffer:
         if code == errno.ENOMEM:
             raise no_room(nbytes)
         raise OSError(code, os.strerror(code))
-    buffer: Any = (ctypes.c_byte * nbytes).from_address(address)
+    buffer: Any = _array_type(nbytes).from_address(address)
     buffer.mapping = _Mapping((address, nbytes))  # the tensor's memory holds `buffer`
     return buffer  # type: ignore[no-any-return]
+
+
+@lru_cache(1024)
+def _array_type(nbytes: int) -> Any:
+    """Make the type of a buffer, in 20 us: ctypes forgets it with the last buffer of that length."""
+    return ctypes.c_byte * nbytes
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
