@@ -22,7 +22,7 @@ import torch
 
 from tdstore.testing import crash
 from tdstore.testing.processes import warm
-from tests import lacking, servers, tiers
+from tests import lacking, pages, servers, tiers
 from tests.cuda import mode
 
 T = TypeVar("T")
@@ -112,6 +112,8 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
+        if pages.occupied() > pages.MUCH:
+            pages.use_large_pages()
 
 
 def start_warm(path: bytes, args: list[Any], passed: Iterable[int]) -> int:
