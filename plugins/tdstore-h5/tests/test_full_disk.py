@@ -12,6 +12,7 @@ import pytest
 import torch
 from tdstore_h5.file.journal import Journal
 from tdstore_h5.rows import overlay
+from tdstore_h5.rows.contiguous import RawFile
 
 import tdstore
 from tdstore import TensorDict
@@ -239,3 +240,24 @@ def test_a_commit_after_a_refused_one_can_be_finished_by_the_next_opener(
     assert in_child(work) == 7
     with tdstore.open(file) as td:
         assert torch.equal(td["a"], noise)
+
+
+def test_rows_of_a_file_without_holes_are_read_without_a_search(disk: FsPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find that no hole follows, a tmpfs looks at each page: a row would take as long as the leaf."""
+    td = TensorDict({"x": torch.rand(ROWS, 300), "b": torch.arange(ROWS)}, [ROWS])
+    td.save(disk / "t.h5").close()
+    with tdstore.open(disk / "t.h5") as opened:
+        monkeypatch.setattr(RawFile, "has_hole", lambda *args: pytest.fail("searched"))
+        for index in (7, slice(3, 9), torch.tensor([5, 999, 5])):
+            assert (opened[index].to_tensordict() == td[index]).all()
+
+
+def test_rows_that_were_never_written_take_no_memory(disk: FsPath) -> None:
+    """Each page of a hole that is read through a mapping takes memory on a tmpfs."""
+    with tdstore.from_schema({"x": ((4096,), "uint8")}, batch_size=[ROWS], location=disk / "t.h5") as td:
+        td[:2] = TensorDict({"x": torch.ones(2, 4096, dtype=torch.uint8)}, [2])
+    before = os.stat(disk / "t.h5").st_blocks
+    with tdstore.open(disk / "t.h5") as td:
+        for index in (600, slice(300, 309), torch.tensor([5, 999, 1])):
+            assert td[index]["x"].sum() == (4096 if isinstance(index, torch.Tensor) else 0)
+    assert os.stat(disk / "t.h5").st_blocks == before < ROWS * 4096 // 512

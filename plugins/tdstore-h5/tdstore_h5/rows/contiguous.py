@@ -173,7 +173,7 @@ class RawFile:
         if spec.nbytes >= LONG and (whole := self._read_long(offset, spec, index, out, arrived)) is not None:
             return whole
         end = offset + spec.nbytes
-        if (self._sparse and self.has_hole(offset, spec.nbytes)) or (end > len(self._map) and self._lacks_room(end)):
+        if (self._sparse and self._may_take_memory()) or (end > len(self._map) and self._lacks_room(end)):
             return self._read_by_call(offset, spec, index, out)
         if out is None and len(index) == 1 and isinstance(index[0], Tensor) and spec.nbytes:
             numbers, length = index[0].numpy(), spec.shape[0]  # they are in range
@@ -206,7 +206,9 @@ class RawFile:
         known, rows = self._rows.get(offset, _NO_ROWS)
         if known is not spec:
             size = spec.nbytes // spec.shape[0]
-            if not 0 < size <= SHORT or self._sparse or offset + spec.nbytes > len(self._map):
+            if not 0 < size <= SHORT or offset + spec.nbytes > len(self._map):
+                return None
+            if self._sparse and self._may_take_memory():
                 return None
             if offset % spec.dtype.itemsize:  # another program's file
                 return None
@@ -295,7 +297,7 @@ class RawFile:
         if not leaf.plain or leaf.offset is None:
             return None
         end = leaf.offset + leaf.spec.nbytes
-        if self._sparse and self.has_hole(leaf.offset, leaf.spec.nbytes):
+        if self._sparse and self._may_take_memory() and self.has_hole(leaf.offset, leaf.spec.nbytes):
             return None
         return None if end > len(self._map) and self._lacks_room(end) else self._map[leaf.offset : end]
 
@@ -322,6 +324,15 @@ class RawFile:
             return os.lseek(self.fd, offset, os.SEEK_DATA) >= offset + size
         except OSError as error:
             return error.errno == ENXIO and offset + size <= self.size()  # no data after `offset`
+
+    def _may_take_memory(self) -> bool:
+        """Check whether reading the mapping may take memory: on a tmpfs, each page of a hole that is read does.
+
+        The size of the file tells whether it has all of its pages. Looking for the next hole takes a tmpfs milliseconds
+        where there is none: it looks at every page.
+        """
+        found = os.fstat(self.fd)
+        return not 0 <= found.st_blocks * 512 - found.st_size < mmap.PAGESIZE
 
     def _lacks_room(self, end: int) -> bool:
         """Check whether this process may not map the file up to `end` (ulimit -v): it is then read by `pread`."""
