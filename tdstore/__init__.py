@@ -6,7 +6,6 @@ tensors live (memory, CUDA, shared memory, files, HDF5, ...) is one argument; no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tdstore import errors
@@ -177,55 +176,15 @@ def memmap(data: TensorDictBase, prefix: Any = None, copy_existing: bool = False
     return saved
 
 
-def load(prefix: Any = None, *args: Any, **kwargs: Any) -> TensorDictBase:
-    """Open a dataset of any backend: `TensorDict.load(prefix, ...)`.
-
-    Args:
-        prefix: path or URL.
-        *args: those of `TensorDict.load`, as are `**kwargs`.
-
-    Raises:
-        StoreNotFoundError: there is no dataset at the location.
-        CorruptStoreError: the dataset is damaged.
-        OptionError: mode "w" or "x", which would make a new dataset.
-
-    Example:
-        >>> TensorDict({"a": torch.arange(3)}, [3]).save("runs/1").close()
-        >>> tdstore.load("runs/1")["a"].tolist()
-        [0, 1, 2]
-    """
-    return TensorDict.load(prefix, *args, **kwargs)
-
-
-load_memmap = load
+# With the signatures and the documentation of the class methods.
+load = load_memmap = TensorDict.load
+from_schema = TensorDict.from_schema
+from_consolidated = TensorDict.from_consolidated
 
 
 def from_h5(h5_file: Any, **kwargs: Any) -> TensorDictBase:
     """Open an HDF5 file: `TensorDict.from_h5(h5_file, ...)`."""
     return TensorDict.from_h5(h5_file, **kwargs)
-
-
-def from_consolidated(filename: Any, **kwargs: Any) -> TensorDictBase:
-    """Open a consolidated file: `TensorDict.from_consolidated(filename, ...)`."""
-    return TensorDict.from_consolidated(filename, **kwargs)
-
-
-def from_schema(schema: Mapping[Any, Any], **kwargs: Any) -> TensorDictBase:
-    """Allocate a dataset from shapes and dtypes, without its data in memory: `TensorDict.from_schema(schema, ...)`.
-
-    Args:
-        schema: `key -> (shape, dtype)`, a dtype, or a `LeafSpec`; shapes are without the batch size.
-        **kwargs: those of `TensorDict.from_schema`.
-
-    Raises:
-        StoreExistsError: something is at the location, and `mode` is not "w".
-
-    Example:
-        >>> td = tdstore.from_schema({"obs": ((84, 84), "uint8")}, batch_size=[1000], location="frames")
-        >>> td["obs"].shape
-        torch.Size([1000, 84, 84])
-    """
-    return TensorDict.from_schema(schema, **kwargs)
 
 
 def from_zarr(zarr_file: Any, **kwargs: Any) -> TensorDictBase:
