@@ -102,6 +102,17 @@ def test_values_of_any_layout_in_memory(place: str, seen: list[bool]) -> None:
     assert same(load(place), written(leaves, {path: value.detach() for path, value in values.items()}, 13))
 
 
+@pytest.mark.parametrize("rows", [1, 9])
+def test_expanded_values(place: str, seen: list[bool], rows: int) -> None:
+    """A number that is written to all rows arrives expanded: one element, with strides of 0."""
+    save(place, LEAVES)
+    values = {path: value[:1].flatten()[0].expand(rows, *value.shape[1:]) for path, value in fresh(1).items()}
+    with open_redis(place, mode="r+") as store:
+        store.write(writes(values, 5))
+    assert seen == [True]
+    assert same(load(place), written(LEAVES, values, 5))
+
+
 @pytest.mark.parametrize(
     "others",
     [

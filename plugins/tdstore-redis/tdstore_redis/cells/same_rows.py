@@ -130,7 +130,7 @@ def _sets(form: _Form, old: Sequence[bytes]) -> list[bytes]:
     flat = np.empty((len(arrays), n * cell), np.uint8)
     end = n * cell - (cell - form.used if form.used else 0)
     for i, value in enumerate(form.values):
-        flat[i, form.skip : end] = raw(value)
+        flat[i, form.skip : end] = raw(value.contiguous())
     if form.ends:
         at = [one - first for one in form.ends]
         starts, goals = marks[:, at].ravel().tolist(), marks[:, [one + 1 for one in at]].ravel().tolist()
