@@ -98,3 +98,7 @@ class OpsBase:
     def _plain_leaves(self) -> list[Tensor] | None:
         """Return all leaves, if each is a dense tensor or parameter in memory and no stack is below; else None."""
         return None
+
+    def _memory_leaves(self) -> list[Tensor] | None:
+        """Return what `_plain_leaves` does; of a lazy stack, the leaves of its elements."""
+        return self._plain_leaves()

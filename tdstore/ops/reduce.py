@@ -79,7 +79,7 @@ class ReduceOps(OpsBase):
             (False, tensor([ True, False]))
         """
         if dim is None:
-            leaves = self._plain_leaves()  # no further one is looked at behind the first that decides
+            leaves = self._memory_leaves()  # no further one is looked at behind the first that decides
             return all(bool(leaf.all()) for leaf in (self._every_leaf(how.ALL) if leaves is None else leaves))
         return self._reduction(how.ALL, dim, keepdim, None)
 
@@ -103,7 +103,7 @@ class ReduceOps(OpsBase):
             (True, tensor([ True, False]))
         """
         if dim is None:
-            leaves = self._plain_leaves()  # no further one is looked at behind the first that decides
+            leaves = self._memory_leaves()  # no further one is looked at behind the first that decides
             return any(bool(leaf.any()) for leaf in (self._every_leaf(how.ANY) if leaves is None else leaves))
         return self._reduction(how.ANY, dim, keepdim, None)
 

@@ -316,7 +316,7 @@ def _plain(leaf: Tensor) -> Tensor:
 
 
 def _common_dtype(td: Any) -> torch.dtype | None:
-    plain = td._plain_leaves()
+    plain = td._memory_leaves()
     dtypes = set() if plain is None else {leaf.dtype for leaf in plain}
     stack = [td] if plain is None else []
     while stack:

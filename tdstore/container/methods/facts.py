@@ -37,7 +37,7 @@ class MeasureMixin(Container):
             >>> TensorDict({"a": torch.zeros(3, 4), "b": torch.zeros(3, dtype=torch.uint8)}, [3]).bytes()
             51
         """
-        plain = self._plain_leaves() if count_duplicates else None
+        plain = self._memory_leaves() if count_duplicates else None
         if plain is not None:
             grads = [leaf.grad for leaf in plain if leaf.requires_grad and leaf.is_leaf]
             return sum([part.nbytes for part in (*plain, *grads) if part is not None])
@@ -46,7 +46,7 @@ class MeasureMixin(Container):
 
     def param_count(self, *, count_duplicates: bool = True) -> int:
         """Count the elements of all tensor leaves, without reading them. Arguments as of `bytes`."""
-        plain = self._plain_leaves() if count_duplicates else None
+        plain = self._memory_leaves() if count_duplicates else None
         return sum([leaf.numel() for leaf in plain] if plain else [n for n, _ in self._sizes(count_duplicates)])
 
     def _sizes(self, count_duplicates: bool) -> list[tuple[int, int]]:
@@ -126,7 +126,7 @@ class MeasureMixin(Container):
 
     def is_floating_point(self) -> bool:
         """Return whether every leaf has a floating-point dtype."""
-        plain = self._plain_leaves()
+        plain = self._memory_leaves()
         if plain is not None:
             return all(leaf.is_floating_point() for leaf in plain)
         return all(node._leaf_facts(key).dtype.is_floating_point for node, key in self._leaf_places())

@@ -48,7 +48,7 @@ class ElementTree(LazyOps):
     def _resize_plain(self, batch_size: torch.Size) -> bool:
         return batch_size == self._batch_size
 
-    def _plain_leaves(self) -> list[Tensor] | None:
+    def _memory_leaves(self) -> list[Tensor] | None:
         leaves: list[Tensor] = []
         for td in self._tds:
             if not isinstance(td, ResidentTree) or not td._collect_plain(leaves):

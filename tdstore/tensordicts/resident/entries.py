@@ -443,6 +443,8 @@ class ResidentTree(TensorDictBase):
         leaves: list[Tensor] = []
         return leaves if self._collect_plain(leaves) else None
 
+    _memory_leaves = _plain_leaves
+
     def _collect_plain(self, out: list[Tensor]) -> bool:
         for value in self._data.values():
             if type(value) is Tensor or type(value) is Parameter:
