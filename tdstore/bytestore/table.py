@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -184,7 +184,7 @@ def fill_bytes(spec: LeafSpec) -> Bytes | None:
 class StoredObject:
     """A data object and its known checksums, which are loaded by blocks, when needed."""
 
-    __slots__ = ("block_crc", "count", "name", "size", "sums")
+    __slots__ = ("_record", "block_crc", "count", "name", "size", "sums")
 
     sums: dict[int, np.ndarray[Any, np.dtype[np.uint32]]]
     """The blocks that are loaded, by number: 1,024 checksums each."""
@@ -195,6 +195,7 @@ class StoredObject:
         self.count = count
         self.block_crc = block_crc
         self.sums = {}
+        self._record: ObjectRecord | None = None
 
     @classmethod
     def known(cls, name: str, size: int, sums: Any, block_crc: Any = None) -> StoredObject:
@@ -211,7 +212,9 @@ class StoredObject:
 
     def record(self) -> ObjectRecord:
         """Return the record for the manifest."""
-        return ObjectRecord(self.name, self.size, self.count, sums_crc(self.block_crc))
+        if self._record is None:
+            self._record = ObjectRecord(self.name, self.size, self.count, sums_crc(self.block_crc))
+        return self._record
 
     @property
     def blocks(self) -> int:
@@ -264,17 +267,12 @@ class Table:
     @classmethod
     def from_document(cls, document: Document) -> Table:
         """Build the table of a checked manifest."""
-        start, nbytes, piece, offset = document.extents.T.reshape(4, -1)
-        columns = Extents(start, start + nbytes, piece, offset)
         leaves = {}
-        at = 0
         with without_collection():
-            for record in document.leaves:
-                end = at + record.extents
+            for record, extents in zip(document.leaves, _extents_of(document), strict=True):
                 fill = decode_value(record.fill) if record.fill else 0
                 spec = LeafSpec(record.shape, NAME_TO_DTYPE[record.dtype], fill_value=fill)
-                leaves[record.path] = Leaf(spec, columns.take(slice(at, end)) if record.extents else NOTHING)
-                at = end
+                leaves[record.path] = Leaf(spec, extents)
         return cls([StoredObject.from_record(o) for o in document.objects], Pieces(document.pieces), leaves)
 
     def used_pieces(self) -> Ints:
@@ -285,9 +283,22 @@ class Table:
 
     def compacted(self, document: Document, which: list[int]) -> Table:
         """Return the same leaves over the objects and pieces of a manifest that `to_document` made of this table."""
-        fresh = Table.from_document(document)
-        leaves = {path: Leaf(leaf.spec, fresh.leaves[path].extents) for path, leaf in self.leaves.items()}
-        return Table([self.objects[at] for at in which], fresh.pieces, leaves)
+        leaves = {
+            path: Leaf(leaf.spec, extents)
+            for (path, leaf), extents in zip(self.leaves.items(), _extents_of(document), strict=True)
+        }
+        return Table([self.objects[at] for at in which], Pieces(document.pieces), leaves)
+
+
+def _extents_of(document: Document) -> Iterator[Extents]:
+    """Yield the extents of each leaf of a manifest, in its order."""
+    start, nbytes, piece, offset = document.extents.T.reshape(4, -1)
+    columns = Extents(start, start + nbytes, piece, offset)
+    at = 0
+    for record in document.leaves:
+        end = at + record.extents
+        yield columns.take(slice(at, end)) if record.extents else NOTHING
+        at = end
 
 
 def to_document(table: Table, generation: str, header: Header) -> tuple[Document, list[int]]:
