@@ -28,6 +28,8 @@ import _report
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = ("ops", "tensorclass", "stores", "media", "remote", "streaming", "replay", "growth", "memory")
+QUICK_SCRIPTS = ("ops", "tensorclass", "stores")
+"""What `--quick` runs, in two minutes; the short forms of all others take six more."""
 ALWAYS_QUICK = frozenset({"remote", "streaming", "replay"})
 """Their long forms take minutes each: `make bench` runs the short ones."""
 MOVED = 1.25
@@ -176,7 +178,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("run", help="run all comparisons")
-    verb.add_argument("--quick", action="store_true", help="fewer rounds and smaller data")
+    verb.add_argument("--quick", action="store_true", help="fewer rounds; without --only, three parts")
     verb.add_argument("--json", type=Path, metavar="FILE", default=Path("bench.json"), help="default: bench.json")
     verb.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw the pictures there")
     verb.add_argument("--only", action="append", choices=SCRIPTS, help="this part (may be given more than once)")
@@ -198,7 +200,7 @@ def main() -> int:
     if options.verb == "draw":
         print(*draw(json.loads(options.results.read_text()), options.folder), sep="\n")
         return 0
-    results, failed = run(options.only or SCRIPTS, options.quick)
+    results, failed = run(options.only or (QUICK_SCRIPTS if options.quick else SCRIPTS), options.quick)
     options.json.write_text(json.dumps(results, indent=1))
     print(f"\nwritten: {options.json}")
     if options.pictures:
