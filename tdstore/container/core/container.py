@@ -79,7 +79,7 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
     @batch_size.setter
     def batch_size(self, batch_size: Any) -> None:
         if type(batch_size) is torch.Size and batch_size == self._batch_size:
-            return
+            return  # as in tensordict; a list of the same sizes grows nested ones too
         new = as_size(batch_size)
         if self._resize_plain(new):
             return

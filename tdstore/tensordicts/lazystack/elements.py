@@ -1,4 +1,4 @@
-"""Lazy stacks in memory: rows that are whole elements, and facts and shapes that follow from the elements."""
+"""Lazy stacks as lists of elements: facts, shapes and writes that need no plan for what is in the elements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tdstore.container.core.container import Container
+from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.locks import LOCKED, READONLY
 from tdstore.index.shapes import as_dim, as_size, split_sizes, view_shape
 from tdstore.index.tracing import traced
@@ -25,7 +25,10 @@ _ALL = slice(None)
 
 
 class ElementTree(LazyOps):
-    """Short ways of stacks along the first dimension whose elements are in memory; all others take the general ones."""
+    """What follows from the list of elements, and rows that are whole elements.
+
+    Rows take these ways where the first dimension is stacked and the elements are in memory, others the general ones.
+    """
 
     __slots__ = ()
 
@@ -160,7 +163,7 @@ class ElementTree(LazyOps):
         rows = self._element_rows(index) if type(key) is str and type(value) is Tensor else None
         parts = self._tensors(key) if rows and not value.is_nested else None  # type: ignore[arg-type]
         if rows is None or parts is None or not self._copy_rows(rows, [parts[row] for row in rows], value, index):
-            super().set_at_(key, value, index)
+            super().set_at_(key, value, index, non_blocking=non_blocking)
         return self
 
     def _copy_rows(self, rows: Sequence[int], mine: list[Tensor], value: Tensor, index: Any) -> bool:
@@ -255,13 +258,23 @@ class ElementTree(LazyOps):
         return True
 
     def _fill_elements(self, tds: Sequence[Any], value: float) -> bool:
+        """Fill all entries with a number. False, and nothing done, if anything needs a closer look."""
         leaves: list[Tensor] = []
         for td in () if HOLES else tds:
             if not isinstance(td, IndexedTree) or not td._takes_number(value, leaves):
                 return False
+        if not leaves or not _have_same_keys(self._tds):  # what only some elements have is no entry of the stack
+            return False
         for leaf in leaves:
             leaf.fill_(value)
-        return bool(leaves)
+        return True
+
+
+def _have_same_keys(tds: Sequence[Any]) -> bool:
+    """Check whether TensorDicts have the same keys, nested ones too."""
+    first, *others = [{key: td._kind(key) for key in td._first_keys()} for td in tds]
+    groups = [key for key, kind in first.items() if kind == GROUP]
+    return all(kinds == first for kinds in others) and all(_have_same_keys([td._raw(k) for td in tds]) for k in groups)
 
 
 def _share(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> bool:

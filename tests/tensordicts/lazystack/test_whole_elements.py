@@ -167,3 +167,20 @@ def test_facts_count_entries_that_only_some_elements_have() -> None:
     assert td.bytes() == 24
     assert td.param_count() == 6
     assert td.dtype is torch.float32
+
+
+@pytest.mark.parametrize("index", [0, slice(None), torch.tensor([0]), torch.tensor([True, False]), ...])
+@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
+def test_a_number_is_not_written_to_entries_that_only_some_elements_have(index: Any, nested: bool) -> None:
+    """They are no entries of the stack; `masked_fill_` fills the elements, as tensordict does."""
+    more: Any = (
+        {"n": {"a": torch.zeros(2), "b": torch.zeros(2)}} if nested else {"a": torch.zeros(2), "b": torch.zeros(2)}
+    )
+    less: Any = {"n": {"a": torch.zeros(2)}} if nested else {"a": torch.zeros(2)}
+    a, b = (("n", "a"), ("n", "b")) if nested else ("a", "b")
+    td = LazyStackedTensorDict(TensorDict(more, [2]), TensorDict(less, [2]))
+    td[index] = 1
+    assert td[0][a].all()
+    assert not td[0][b].any()
+    td.masked_fill_(torch.tensor([True, False]), 2)
+    assert (td[0][b] == 2).all()
