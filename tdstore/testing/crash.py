@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -108,8 +109,8 @@ class CrashTests(FullDiskTests):
     copied: ClassVar[bool] = False
     """Instead of a killed writer for each change, stop one writer at each, and look at copies of the storage (`kept`).
 
-    It takes a tenth of the time. What only the death of a process does, such as releasing locks, is left to the kills
-    by the clock and at system calls."""
+    It takes a fraction of the time. What only the death of a process does, such as releasing locks, is left to the
+    kills by the clock and at system calls."""
     random_kills: ClassVar[int] = 25
     """Kills by the clock, of each work."""
     traced_kills: ClassVar[int] = 8
@@ -328,11 +329,10 @@ class CrashTests(FullDiskTests):
         """Put the storage into the state that a writer leaves that dies at its k-th change, for one k after another."""
         if self.copied:
             put_back()
-            copy = lambda: self.kept(location)  # noqa: E731
+            copy = partial(self.kept, location)
             yield from copies(work, lambda do: at_steps(self.points, do, found), copy, step=step, least=self.least)
         else:
-            arm = lambda k: die_at(self.points, k, found)  # noqa: E731
-            yield from deaths(put_back, work, arm, step=step, least=self.least)
+            yield from deaths(put_back, work, lambda k: die_at(self.points, k, found), step=step, least=self.least)
 
     def _check_tidied(self, location: Location, clean: list[str]) -> None:
         """Check that a save after a death left no file but those that it leaves without a death."""

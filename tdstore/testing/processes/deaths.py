@@ -259,12 +259,17 @@ def copies(
             os._exit(code)
     found: list[Work] = []
     stops = 0
-    while os.WIFSTOPPED(status := os.waitpid(pid, os.WUNTRACED)[1]):
-        stops += 1
-        now = copy()
-        if not found or now != found[-1]:
-            found.append(now)
-        os.kill(pid, signal.SIGCONT)
+    try:
+        while os.WIFSTOPPED(status := os.waitpid(pid, os.WUNTRACED)[1]):
+            stops += 1
+            now = copy()
+            if not found or now != found[-1]:
+                found.append(now)
+            os.kill(pid, signal.SIGCONT)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)  # it would stay stopped
+        os.waitpid(pid, 0)
+        raise
     code = os.waitstatus_to_exitcode(status)
     assert code == 0, f"the writer that was stopped at each change ended with {code}"
     assert stops * step > least, f"only {stops * step} changes were counted: the sweep does not see this storage"
