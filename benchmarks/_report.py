@@ -21,7 +21,7 @@ def rows_of(part: str, report: Results) -> list[Results]:
         return _remote_rows(report)
     if part == "streaming":
         return _streaming_rows(report)
-    rows: list[Results] = report["rows"]
+    rows: list[Results] = report.get("rows", [])
     return rows
 
 
@@ -151,7 +151,7 @@ def _groups(parts: Results) -> list[str]:
 
 
 def _media(parts: Results) -> list[str]:
-    rows = [row for part in ("media", "remote", "streaming") for row in rows_of(part, parts.get(part) or {"rows": []})]
+    rows = [row for part in ("media", "remote", "streaming") for row in rows_of(part, parts.get(part) or {})]
     return _table(
         ("package", "operation", "theirs", "tdstore", "times the speed"),
         (

@@ -41,6 +41,21 @@ def test_ratios_are_the_time_of_the_peer_over_ours(suite: ModuleType) -> None:
     assert suite.ratios(results(one=(3.0, 2.0))) == {("ops", "index", "one"): 1.5}
 
 
+def test_a_page_is_written_of_the_parts_that_were_run(suite: ModuleType, tmp_path: Path) -> None:
+    run = results(one=(3.0, 2.0)) | {
+        "date": "2026-01-01",
+        "machine": {"cpus": 2, "system": "", "python": ""},
+        "quick": True,
+    }
+    (tmp_path / "page.md").write_text(f"above\n{suite._report.BEGIN}\nold\n{suite._report.END}\nbelow\n")
+    suite._report.write_page(run, tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert page.startswith("above")
+    assert page.endswith("below\n")
+    assert "1.50 (one)" in page
+    assert "old" not in page
+
+
 def test_a_row_that_became_slower_is_named(suite: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     before = results(one=(4.0, 1.0), two=(4.0, 1.0), three=(4.0, 1.0))
     after = results(one=(4.0, 2.0), two=(4.0, 1.1), four=(1.0, 1.0))
