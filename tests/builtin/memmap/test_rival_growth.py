@@ -25,6 +25,17 @@ def store_of(td: Any) -> MemmapStore:
     return cast(MemmapStore, td._binding[0].store)
 
 
+def check_waits_for_the_end(first: Any, second: Any, place: str) -> None:
+    """Check that `second` cannot add rows until `first`, which has added some, discards them."""
+    with pytest.raises(StoreBusyError):
+        second.extend(numbers(3, 4))
+    store_of(first).discard()
+    second.extend(numbers(3, 4))
+    second.close()
+    first.close()
+    check(place, 4)
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> str:
     numbers(0, 3).save(tmp_path / "run").close()
@@ -58,13 +69,7 @@ def test_who_adds_rows_keeps_others_from_it_until_the_commit(place: str) -> None
     first = tdstore.open(place, mode="r+")
     second = tdstore.open(place, mode="r+", lock_timeout=0.05)
     store_of(first).resize({("id",): 5, ("x",): 5})
-    with pytest.raises(StoreBusyError):
-        second.extend(numbers(3, 4))
-    store_of(first).discard()
-    second.extend(numbers(3, 4))
-    second.close()
-    first.close()
-    check(place, 4)
+    check_waits_for_the_end(first, second, place)
 
 
 def test_rows_of_a_writer_that_was_killed_are_not_in_new_rows(place: str) -> None:
@@ -93,14 +98,7 @@ def test_a_forked_child_does_not_keep_the_lock(place: str) -> None:
         os._exit(0)
     os.close(waits)
     try:
-        second = tdstore.open(place, mode="r+", lock_timeout=0.1)
-        with pytest.raises(StoreBusyError):
-            second.extend(numbers(3, 4))
-        store_of(first).discard()
-        second.extend(numbers(3, 4))
-        second.close()
-        first.close()
+        check_waits_for_the_end(first, tdstore.open(place, mode="r+", lock_timeout=0.05), place)
     finally:
         os.close(ends)
         os.waitpid(child, 0)
-    check(place, 4)
