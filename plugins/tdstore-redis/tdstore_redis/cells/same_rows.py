@@ -37,10 +37,9 @@ class _Form:
         """Bytes of the last cell before the end of the bytes; 0 if it is written whole."""
         self.block, at = divmod(self.first, array.per_block)
         self.offset = at * array.stride
-        last = self.stop - 1
-        self.ends = sorted({self.first if self.skip else last, last if self.used else self.first})
-        if not self.skip and not self.used:
-            self.ends = []
+        ends = ((self.first, self.skip), (self.stop - 1, self.used))
+        self.ends = sorted({cell for cell, part in ends if part})
+        """The cells that are written in part."""
 
 
 class SameRows:
