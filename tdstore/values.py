@@ -275,7 +275,7 @@ def _tensor(dtype: str, shape: list[int], data: str) -> torch.Tensor:
 
 
 def _from_datetime(value: datetime.datetime) -> JSON:
-    import zoneinfo  # here, because it reads where the system keeps its time zones
+    import zoneinfo  # on use: it brings sysconfig and the paths of the system
 
     if isinstance(value.tzinfo, zoneinfo.ZoneInfo) and value.tzinfo.key:
         return [value.replace(tzinfo=None).isoformat(), value.tzinfo.key, value.fold]
