@@ -262,6 +262,7 @@ def _child(module: Any, key: str) -> Any:
 def _slots(module: Any, key: str) -> dict[str, Any] | None:
     """Return the dict of a module that holds a name."""
     if isinstance(module, Container):
+        module._forget_facts()
         data: dict[str, Any] = module._data  # type: ignore[attr-defined]
         return data if isinstance(data.get(key), Tensor) else None
     if key in module._parameters:

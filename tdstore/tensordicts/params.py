@@ -204,6 +204,7 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
 
     def _convert(self, td: Any) -> None:
         """Convert what came in at a deeper level."""
+        td._forget_facts()
         for key, value in td._data.items():
             if isinstance(value, Container):
                 self._convert(value)
@@ -237,6 +238,7 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         before = dict(self._places())
         super()._become(other)
         for path, (node, key) in dict(self._nodes()).items():
+            node._forget_facts()
             old, new = before.get(path), node._data[key]
             if isinstance(old, nn.Parameter) and old.dtype == new.dtype:
                 old.data = new.detach()
@@ -349,6 +351,7 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
                 )
             elif assign:
                 plain = isinstance(leaf, nn.Parameter) and not isinstance(loaded, nn.Parameter)
+                node._forget_facts()
                 node._data[key] = nn.Parameter(loaded, leaf.requires_grad) if plain else loaded
             else:
                 with torch.no_grad():
@@ -451,6 +454,7 @@ class _Named(dict[str, Any]):
 
     def __setitem__(self, name: str, tensor: Any) -> None:
         node, key = self._nodes[name]
+        node._forget_facts()
         node._data[key] = tensor
         super().__setitem__(name, tensor)
 

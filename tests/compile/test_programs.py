@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 import tdstore
 from tdstore import PersistentTensorDict, TensorDict
@@ -75,6 +76,23 @@ def test_a_program_that_ran_runs_again_with_other_data():
     program = compiled(lambda td: (td + 1)[1:])
     for td in (sample(), sample() * 3, sample().select("a"), sample()[:, 0], TensorDict({"z": torch.ones(5)}, [5])):
         same((td + 1)[1:], program(td))
+
+
+def test_what_is_kept_about_a_locked_one_is_not_in_the_graph():
+    """A graph that was compiled before anything was kept does for one of which everything is, and the other way."""
+    counter = CompileCounter()
+    program = torch.compile(
+        lambda td, other: (td.lerp_(other, 0.5).flatten_keys("."), td.depth), fullgraph=True, backend=counter
+    )
+    for warm in (False, True, False):
+        td, other = floats().lock_(), floats().lock_()
+        if warm:
+            td.add_(other).flatten_keys(".")
+        want = td.clone().lerp_(other, 0.5).flatten_keys("."), td.depth
+        got = program(td, other)
+        same(want[0], got[0])
+        assert got[1] == want[1]
+    assert counter.frame_count == 1
 
 
 def test_what_a_program_writes_stays_written():

@@ -33,9 +33,13 @@ READONLY = 4
 class LockMixin:
     """`lock_`, `unlock_`, `is_locked`."""
 
-    __slots__ = ("_parents", "_state", "_undo")
+    __slots__ = ("_facts", "_parents", "_state", "_undo")
 
     _state: int
+    _facts: dict[str, Any] | None
+    """What is known of a locked container until an entry, here or below, comes, goes or is replaced; None from then on,
+    until it is locked again. Set once it was locked. What is found out goes into the dict that was there before: if
+    another thread unlocked meanwhile, nobody sees that dict again."""
     _parents: list[weakref.ref[Any]] | None
     _undo: Any
     """What leaving a `with` of this object undoes: the name of a method ("" for nothing), a function of this
@@ -90,6 +94,7 @@ class LockMixin:
     def _lock(self, parent: weakref.ref[Any] | None) -> None:
         """Lock this and what is below, without recursion: trees may be deeper than Python's stack."""
         waiting = [(self, parent)]
+        fresh = []
         while waiting:
             node, above = waiting.pop()
             if above is not None:
@@ -99,12 +104,16 @@ class LockMixin:
                     node._parents.append(above)
             if node._state & LOCKED:
                 continue
+            node._facts = None
             node._state |= LOCKED
+            fresh.append(node)
             groups = node._groups()
             if groups:
                 me = weakref.ref(node)
                 for group in groups:
                     waiting.append((_bare(group), me))  # a comprehension is a call
+        for node in fresh:  # all below know who is above
+            node._facts = {}
 
     def unlock_(self) -> Self:
         """Allow keys to be added, replaced and removed again, here and in all nested TensorDicts.
@@ -155,7 +164,7 @@ class LockMixin:
                 )
         for node in nodes.values():
             node._state &= ~(LOCKED | CONSOLIDATED)
-            node._parents = None
+            node._parents = node._facts = None
             if node._state & BOUND:
                 node._forget_views()
 
@@ -165,6 +174,14 @@ class LockMixin:
             if parent is not None and id(parent) not in nodes and parent._state & LOCKED:
                 return True
         return False
+
+    def _forget_facts(self) -> None:
+        """Keep nothing more of this container and of those above it: an entry comes, goes or is replaced."""
+        waiting: list[Any] = [self] if self._state & LOCKED else []
+        while waiting:
+            node = waiting.pop()
+            node._facts = None
+            waiting += node._locked_parents()
 
     def _forget_views(self) -> None:
         """Drop cached facts about the structure, which may change now."""

@@ -234,6 +234,7 @@ class MeasureMixin(Container):
 
     def clear_refs_for_compile_(self) -> Self:
         """Forget who locked this TensorDict and what `with` would undo, so that it can leave a compiled function."""
+        self._forget_facts()
         self._parents = self._undo = None
         for group in self._groups():
             group.clear_refs_for_compile_()

@@ -265,10 +265,12 @@ def _in_memory(growth: Growth) -> Step:
         for node, _, elements in growth.stacks:
             node._tds[:] = node._tds[: growth.length] if elements is None else [*node._tds, *elements]
         for node in growth.nodes:
+            node._forget_facts()
             node._batch_size = growth.new_batch(node)
 
     def undo() -> None:
         for node, data, batch in old:
+            node._forget_facts()
             node._data.update(data)
             node._batch_size = batch
         for node, tds in before:

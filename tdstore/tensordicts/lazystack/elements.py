@@ -175,7 +175,7 @@ class ElementTree(LazyOps):
         for row, target, source in zip(rows, mine, theirs, strict=True):
             if self._tds[row]._state & READONLY or target.is_nested or target.shape != source.shape:
                 return False
-        if not are_plain(zip(mine, theirs, strict=True)) or (not one and _share(mine, theirs[:1])):
+        if not are_plain(mine, theirs) or (not one and _share(mine, theirs[:1])):
             return False
         copy_plain(mine, theirs)
         return True

@@ -104,6 +104,7 @@ class ResidentTree(TensorDictBase):
 
     def _drop_binding(self) -> None:
         """Drop the binding, because the structure changes: the entries are no longer exactly the store's."""
+        self._forget_facts()
         self._state &= ~(BOUND | MAPPED | SHARED | CONSOLIDATED)
         self._binding = None
 
@@ -124,6 +125,7 @@ class ResidentTree(TensorDictBase):
         self._data[new] = self._data.pop(old)
 
     def _reorder(self, keys: list[str]) -> None:
+        self._forget_facts()
         entries = {key: self._data[key] for key in keys}
         self._data.clear()  # and filled again: views of the keys hold on to this dict
         self._data.update(entries)

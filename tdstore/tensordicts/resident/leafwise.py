@@ -20,12 +20,12 @@ from tdstore.errors import InvalidTypeError, KeyNotFoundError
 from tdstore.index.tracing import mapped, one_by_one, traced
 from tdstore.ops.arithmetic import NUMBER_AS_TENSOR, InPlace, alike, as_tensors
 from tdstore.storekit.pages import HOLES, reserve
-from tdstore.tensordicts.resident.entries import ResidentTree
+from tdstore.tensordicts.resident.locked_facts import LockedTree
 from tdstore.tensordicts.resident.write_checks import check_operands, rehearse
 from tdstore.types import path_text
 
 
-class LeafwiseTree(ResidentTree):
+class LeafwiseTree(LockedTree):
     """Functions of lists of leaves: one call for all leaves of a tree."""
 
     __slots__ = ()
@@ -60,8 +60,9 @@ class LeafwiseTree(ResidentTree):
     def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
         if self._state & READONLY:
             self._check_writable()
-        leaves: list[Tensor] = []
-        if not self._collect(leaves) or self._trains_below(leaves):
+        facts = self._tree_facts()
+        leaves: Any = [] if facts is None else facts.leaves
+        if facts is None and (not self._collect(leaves) or self._trains_below(leaves)):
             self._mixed(lambda node, *parts: node._foreach_(fn, *parts), operands, exact=False)
         elif leaves:
             parts = [self._operand(o, leaves, exact=False) for o in operands]
@@ -74,6 +75,8 @@ class LeafwiseTree(ResidentTree):
                 rehearse(fn, leaves, parts)
             elif in_place is not None:
                 fn = in_place.at_once
+                if type(operands[-1]) is int or type(operands[-1]) is float:
+                    parts[-1] = operands[-1]  # by one number for all; less than by a list of it
             if HOLES:
                 for leaf in leaves:
                     reserve(leaf)
@@ -84,7 +87,7 @@ class LeafwiseTree(ResidentTree):
             fn(leaves, *parts)
         return self
 
-    def _trains_below(self, leaves: list[Tensor]) -> bool:
+    def _trains_below(self, leaves: Sequence[Tensor]) -> bool:
         """Return whether a nested TensorDict has its own way to write leaves that require gradients."""
         if not (torch.is_grad_enabled() and True in [leaf.requires_grad for leaf in leaves]):
             return False
@@ -112,7 +115,7 @@ class LeafwiseTree(ResidentTree):
             td.lock_()
         return td
 
-    def _operand(self, other: Any, leaves: list[Tensor], *, exact: bool = True) -> Any:
+    def _operand(self, other: Any, leaves: Sequence[Tensor], *, exact: bool = True) -> Any:
         """Return the operand of a leaf-wise function: a list with one per leaf, or a scalar.
 
         `exact=False` lets a TensorDict have entries that this one lacks: they are left alone.
@@ -121,8 +124,12 @@ class LeafwiseTree(ResidentTree):
         if kind is int or kind is float:
             return [other] * len(leaves)
         if isinstance(other, Container):
+            source: Any = other._resident()
+            mine, theirs = self._tree_facts(), source._tree_facts()
+            if mine is not None and theirs is not None and mine.keys == theirs.keys:
+                return list(theirs.leaves)
             matched: list[Tensor] = []
-            self._match(other._resident(), matched, (), exact)
+            self._match(source, matched, (), exact)
             return matched
         if isinstance(other, Tensor) and other.ndim:
             return tensor_operands(other, self._batch_size, [leaf.ndim for leaf in leaves])

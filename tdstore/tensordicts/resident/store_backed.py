@@ -157,6 +157,7 @@ class BindingMixin(LeafwiseTree):
             changes.then(lambda: self._take_entries(entries))
 
     def _take_entries(self, keys: Iterable[str]) -> None:
+        self._forget_facts()
         handle, path = self._binding
         for key in keys:
             self._data[key] = entry(handle, (*path, key), self._state)
@@ -293,6 +294,7 @@ class BindingMixin(LeafwiseTree):
         now = handle.groups[path].batch_size if path in handle.groups else None
         if not now or not self._batch_size or now[0] == self._batch_size[0]:
             return
+        self._forget_facts()
         for key, value in self._data.items():
             if isinstance(value, Container):
                 value._catch_up()  # type: ignore[attr-defined]
@@ -307,6 +309,7 @@ class BindingMixin(LeafwiseTree):
     # -- becoming another --------------------------------------------------------------------
     def _become(self, other: Any) -> Self:
         """Take over another container's entries, keeping the identity of nested ones where both have them."""
+        self._forget_facts()
         other = other._resident()
         data: dict[str, Any] = {}
         for key, value in other._data.items():
@@ -476,6 +479,8 @@ class BindingMixin(LeafwiseTree):
     def _mark_closed(self, url: str) -> None:
         data = self._data
         if not isinstance(data, _Closed):
+            if self._state == LOCKED:  # else there are no facts
+                self._forget_facts()
             self._data = _Closed(url)
             for value in data.values():
                 if type(value) is not Tensor and isinstance(value, Container):

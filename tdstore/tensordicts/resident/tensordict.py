@@ -26,7 +26,14 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import ArgumentKindError, InvalidArgumentError, KeyNotFoundError
 from tdstore.index.shapes import as_size
 from tdstore.tensordicts.resident.entry_access import EntryTree
-from tdstore.tensordicts.resident.write_checks import check_copies, copy_all, same_value
+from tdstore.tensordicts.resident.write_checks import (
+    are_plain,
+    check_copies,
+    copy_all,
+    copy_plain,
+    have_same_shapes,
+    same_value,
+)
 from tdstore.types import Entry, IndexType, Names, NestedKey
 
 
@@ -226,6 +233,8 @@ class TensorDict(EntryTree):
         pairs: list[tuple[Tensor, Tensor]] = []
         if type(source) is not TensorDict or self._state & READONLY or not source._data:
             return False
+        if self._copy_alike(source):
+            return True
         if not self._pair_existing(source, pairs, False):
             return False
         copy_all(pairs)
@@ -292,6 +301,8 @@ class TensorDict(EntryTree):
         **kwargs: Any,
     ) -> Self:
         if type(input_dict_or_td) is TensorDict and not kwargs:
+            if keys_to_update is None and self._copy_alike(input_dict_or_td):
+                return self
             some = input_dict_or_td if keys_to_update is None else self._some_of(input_dict_or_td, keys_to_update)
             pairs = self._pairs(some)
             if pairs is not None:
@@ -302,6 +313,8 @@ class TensorDict(EntryTree):
     def _update_in_place(self, source: Any, at: tuple[Any] | None, keys_to_update: Any) -> Self:
         if keys_to_update is None:
             if at is None:
+                if self._copy_alike(source):
+                    return self
                 if (pairs := self._pairs(source)) is not None:
                     copy_all(pairs)
                     return self
@@ -320,6 +333,18 @@ class TensorDict(EntryTree):
             changes.then(partial(copy_all, pairs))
         else:
             super()._plan_in_place(changes, source, at, keys_to_update)
+
+    def _copy_alike(self, source: Any) -> bool:
+        """Copy all tensors of a locked tree with the same keys. False, and nothing done, if a closer look is needed."""
+        if (mine := self._tree_facts()) is None or mine.has_values or type(source) is not TensorDict:
+            return False
+        theirs = source._tree_facts()
+        if theirs is None or theirs.keys != mine.keys or not have_same_shapes(mine.leaves, theirs.leaves):
+            return False
+        if not are_plain(mine.leaves, theirs.leaves):
+            return False
+        copy_plain(mine.leaves, theirs.leaves)
+        return True
 
     def _pairs(self, source: Any) -> list[tuple[Tensor, Tensor]] | None:
         """Pair the tensors of another TensorDict with those of this one that they are written into."""
