@@ -85,17 +85,16 @@ class Window:
         for length, start in sorted(holes, reverse=True)[:_MOST_HOLES]:
             self._call(length, self._address + start - self._offset, mmap.MAP_PRIVATE | _ANONYMOUS, -1, 0)
 
-    def changed_ranges(self, start: int, nbytes: int) -> list[tuple[int, int]] | None:
+    def changed_ranges(self, start: int, stop: int) -> list[tuple[int, int]] | None:
         """Return the byte ranges of the file into which this process may have written; None if the system cannot tell.
 
         The first write to a page of a private window makes it memory of the process, which the page table shows.
 
         Args:
-            start: first byte of the file to look at.
-            nbytes: bytes to look at.
+            start, stop: the bytes of the file to look at.
         """
         first = (self._address + start - self._offset) // mmap.PAGESIZE
-        last = -(-(self._address + start - self._offset + nbytes) // mmap.PAGESIZE)
+        last = -(-(self._address + stop - self._offset) // mmap.PAGESIZE)
         found: list[tuple[int, int]] = []
         try:
             table = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
@@ -111,7 +110,7 @@ class Window:
                 at = first * mmap.PAGESIZE - self._address + self._offset
                 for begin, end in np.flatnonzero(own[1:] != own[:-1]).reshape(-1, 2).tolist():
                     low, high = at + begin * mmap.PAGESIZE, at + end * mmap.PAGESIZE
-                    found.append((max(low, start), min(high, start + nbytes)))
+                    found.append((max(low, start), min(high, stop)))
                 first += len(kind)
         except OSError:
             return None

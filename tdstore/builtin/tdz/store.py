@@ -37,6 +37,7 @@ from tdstore.builtin.tdz.writing import (
     new_file,
     patch_local,
 )
+from tdstore.builtin.window import Window
 from tdstore.errors import (
     CorruptStoreError,
     OptionError,
@@ -50,6 +51,9 @@ from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.publish import take_mode
 from tdstore.storekit.session import LOCK_TIMEOUT
 from tdstore.types import MODES, Durable, Fault, Mode, Path, Verify, path_text
+
+_LOOKED_AT = 1 << 30
+"""Bytes of a window of which all pages are looked at, and not those of each leaf that was read."""
 
 
 def open_tdz(
@@ -226,23 +230,30 @@ class TdzStore(TdzLeaves):
 
     def _written_leaves(self) -> list[LeafEntry]:
         """Return the committed leaves whose bytes in this process differ from those of the archive."""
-        return [leaf for leaf in self._entries.values() if not leaf.building and self._is_written(leaf)]
+        read = [leaf for leaf in self._entries.values() if leaf.probe is not None and not leaf.building and leaf.nbytes]
+        # One look at all pages of a window: most of them have none that was written to.
+        windows = {window for leaf in read if (window := self._window_of(leaf)) is not None}
+        clean = {w for w in windows if w.stop - w.start <= _LOOKED_AT and w.changed_ranges(w.start, w.stop) == []}
+        return [leaf for leaf in read if self._window_of(leaf) not in clean and self._is_written(leaf)]
 
     def _is_written(self, leaf: LeafEntry) -> bool:
-        if leaf.probe is None or leaf.info is None:
-            return False
         # torch counts its own writes only: compare the bytes, not the checksums, as the archive may be damaged.
+        assert leaf.probe is not None
         data = as_bytes(leaf.probe)
         ranges = self._ranges_to_compare(leaf)
         return any(differs(data[a - leaf.start : b - leaf.start], self._open.fd, a) for a, b in ranges)
 
+    def _window_of(self, leaf: LeafEntry) -> Window | None:
+        """Return the window that the tensor of a leaf lies in; None where it is a copy."""
+        if leaf.start % leaf.dtype.itemsize:
+            return None
+        stop = leaf.start + leaf.nbytes
+        return next((w for w in self._windows if w.start <= leaf.start and stop <= w.stop), None)
+
     def _ranges_to_compare(self, leaf: LeafEntry) -> list[tuple[int, int]]:
         """Return the ranges of the file outside of which a leaf has the same bytes in memory."""
-        stop = leaf.start + leaf.nbytes
-        window = next((w for w in self._windows if w.start <= leaf.start and stop <= w.stop), None)
-        ranges = None
-        if window is not None and leaf.start % leaf.dtype.itemsize == 0:  # else its tensor is a copy
-            ranges = window.changed_ranges(leaf.start, leaf.nbytes)
+        window, stop = self._window_of(leaf), leaf.start + leaf.nbytes
+        ranges = None if window is None else window.changed_ranges(leaf.start, stop)
         return [(leaf.start, stop)] if ranges is None else ranges
 
     def _publish(self, header: Header, written: Sequence[LeafEntry], *, compare: bool = True) -> None:
