@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
 
 import google_crc32c
 import torch
@@ -16,6 +18,8 @@ copy among threads, which costs more than the copy where others need the process
 SHARE = 4 << 20
 """Least bytes that are worth a thread."""
 _WIDE = torch.complex128
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def is_aligned(*memories: Memory) -> bool:
@@ -46,18 +50,25 @@ def copy_summed(source: Memory, target: Memory, size: int, *, fresh: bool) -> li
     share = -(-len(source) // threads // size) * size
     with ThreadPoolExecutor(threads) as pool:
         shares = [
-            _start(pool, source[at : at + share], target[at : at + share], size, fresh=fresh)
+            run_in(pool, _copy, source[at : at + share], target[at : at + share], size, fresh=fresh)
             for at in range(0, len(source), share)
         ]
     return [crc for part in shares for crc in part.result()]
 
 
-def _start(pool: ThreadPoolExecutor, source: Memory, target: Memory, size: int, *, fresh: bool) -> Future[list[int]]:
+def run_in(pool: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    """Run a function in a thread of a pool; in this one if the interpreter is ending, and starts no thread any more.
+
+    Example:
+        >>> with ThreadPoolExecutor(1) as pool:
+        ...     run_in(pool, len, [1, 2]).result()
+        2
+    """
     try:
-        return pool.submit(_copy, source, target, size, fresh=fresh)
-    except RuntimeError:  # the interpreter is ending, and starts no thread any more
-        done: Future[list[int]] = Future()
-        done.set_result(_copy(source, target, size, fresh=fresh))
+        return pool.submit(work, *args, **kwargs)
+    except RuntimeError:
+        done: Future[T] = Future()
+        done.set_result(work(*args, **kwargs))
         return done
 
 

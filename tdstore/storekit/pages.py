@@ -54,6 +54,9 @@ def _system_call() -> Callable[[int, int, int], int] | None:
 
 
 _madvise = _system_call()
+_fstatfs = ctypes.CDLL(None).fstatfs if sys.platform == "linux" else None
+_IN_MEMORY = (0x01021994, 0x858458F6, 0x958458F6)
+"""The types of tmpfs, ramfs and hugetlbfs (`man 2 statfs`)."""
 
 
 def map_pages(address: int, nbytes: int) -> bool:
@@ -129,6 +132,14 @@ def drop_whole_pages(address: int, nbytes: int) -> bool:
         address, nbytes: of memory that is mapped from a file.
     """
     return _advise(*_whole(address, nbytes), _DONTNEED)
+
+
+def is_in_memory(fd: int) -> bool:
+    """Check whether a file is on a tmpfs or the like, where a read of a hole through a mapping takes a page."""
+    if _fstatfs is None:
+        return False
+    found = ctypes.create_string_buffer(256)  # a `struct statfs`, which begins with the type
+    return _fstatfs(fd, found) == 0 and ctypes.c_long.from_buffer(found).value & 0xFFFFFFFF in _IN_MEMORY
 
 
 def _whole(address: int, nbytes: int) -> tuple[int, int]:

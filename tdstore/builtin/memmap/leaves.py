@@ -25,6 +25,7 @@ from tdstore.lifetime import Ending
 from tdstore.store import Cap
 from tdstore.storekit import documents, files, refusals
 from tdstore.storekit.documents import PACKED_BYTES, PACKED_FROM
+from tdstore.storekit.pages import is_in_memory
 from tdstore.storekit.session import Lease
 from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
 
@@ -155,7 +156,7 @@ class MemmapLeaves(MappedStore[LeafFile]):
         if not holes and (self.writable or not leaf.sparse):
             return False
         if self._in_memory is None:
-            self._in_memory = files.is_in_memory(self._hold.root)
+            self._in_memory = is_in_memory(self._hold.root)
         return self._in_memory
 
     def _read_file(self, leaf: LeafFile, r: Read) -> Tensor:

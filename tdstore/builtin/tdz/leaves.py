@@ -6,6 +6,7 @@ import os
 import weakref
 import zipfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from tdstore.builtin.memmap.layout import Layout, LeafFile
 from tdstore.builtin.resident import MappedStore, put
+from tdstore.builtin.summedcopy import run_in
 from tdstore.builtin.tdz.reading import LeafEntry, Member, as_entry, load_member
 from tdstore.builtin.tdz.writing import ArchiveFiles, new_file, new_info
-from tdstore.builtin.tensorbytes import write_tensor
+from tdstore.builtin.tdz.written_sums import add_crcs
+from tdstore.builtin.tensorbytes import memory_of, write_tensor
 from tdstore.builtin.window import Window
 from tdstore.errors import ConflictError, StoreNotFoundError
 from tdstore.header import Header
@@ -24,10 +27,14 @@ from tdstore.storekit import files
 from tdstore.storekit.budget import allocating
 from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.pages import HOLES, Holes, empty, reserve
-from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
+from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
 
 _TAIL = 4096
 """Bytes at the end of a file that tell one commit from another: members are listed there, with their checksums."""
+_MANY = 1 << 20
+"""Least bytes that are worth a thread, and reserving their blocks before."""
+_GAP = 1 << 10
+"""Most bytes between two leaves that follow one another."""
 
 
 class TdzLeaves(MappedStore[LeafEntry]):
@@ -174,11 +181,13 @@ class TdzLeaves(MappedStore[LeafEntry]):
 
     def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         with files.io_errors(self.url, "making leaves"):
-            for path, spec in leaves.items():
-                self._fill(self._make(path, spec))
+            made = [self._make(path, spec) for path, spec in leaves.items()]
+            self._extend()
+            for leaf in made:
+                self._fill(leaf)
 
     def _make(self, path: Path, spec: LeafSpec) -> LeafEntry:
-        """Allocate a new leaf in the archive that is being built; it reads as zeros."""
+        """Give a new leaf its place in the archive that is being built; it reads as zeros once `_extend` was called."""
         hold = self._open
         if hold.new < 0:
             hold.new, hold.temp = new_file(hold.folder)
@@ -188,11 +197,15 @@ class TdzLeaves(MappedStore[LeafEntry]):
             leaf.info, leaf.start = new_info("/".join(leaf.file), leaf.nbytes, self._at)
             self._at = leaf.start + leaf.nbytes
             leaf.building = True
-            files.truncate(hold.new, self._at)
         self._entries.pop(path, None)
         self._entries[path] = leaf
         self._changed = True
         return leaf
+
+    def _extend(self) -> None:
+        """Lengthen the archive that is being built by what `_make` gave."""
+        if self._open.new >= 0:
+            files.truncate(self._open.new, self._at)
 
     def _write(self, wanted: Sequence[tuple[LeafEntry, Write]]) -> None:
         wanted = [(leaf, w) for leaf, w in wanted if leaf.nbytes and w.value.numel()]
@@ -201,18 +214,53 @@ class TdzLeaves(MappedStore[LeafEntry]):
             if not leaf.building:
                 with files.io_errors(self.url, f"taking room for leaf {path_text(w.path)}"):
                     reserve(self._tensor(leaf), w.index)
-        for leaf, w in wanted:
-            with files.io_errors(self.url, f"writing leaf {path_text(w.path)}"):
-                first = _first_row(leaf, w.index)
-                if first is None or not leaf.building:
-                    target = self._tensor(leaf)
-                    if HOLES:
-                        reserve(target, w.index)
-                    put(target, w.index, w.value)
-                else:
-                    at = first * leaf.nbytes // leaf.shape[0] if first else 0
-                    sums = leaf.sums_from(at)
-                    write_tensor(self._open.new, w.value, leaf.start + at, None if sums is None else sums.add)
+        runs = [_run(leaf, w) for leaf, w in wanted]
+        try:
+            new = [(leaf, w, run) for (leaf, w), run in zip(wanted, runs, strict=True) if run is not None]
+            if len(new) < len(wanted) or not self._write_new(new):
+                for (leaf, w), run in zip(wanted, runs, strict=True):
+                    self._write_one(leaf, w, run)
+        except BaseException:
+            for leaf, _ in wanted:
+                leaf.written_sums = None  # it is read again
+            raise
+
+    def _write_one(self, leaf: LeafEntry, w: Write, run: range | None) -> None:
+        with files.io_errors(self.url, f"writing leaf {path_text(w.path)}"):
+            if run is not None:
+                sums = leaf.sums_from(run.start - leaf.start)
+                write_tensor(self._open.new, w.value, run.start, None if sums is None else sums.add)
+                return
+            target = self._tensor(leaf)
+            if HOLES:
+                reserve(target, w.index)
+            put(target, w.index, w.value)
+
+    def _write_new(self, wanted: Sequence[tuple[LeafEntry, Write, range]]) -> bool:
+        """Write rows of new leaves, each once, while a thread computes their CRC-32; or return False.
+
+        The values stay the same meanwhile: none is memory of a leaf that is not mapped.
+        """
+        nbytes = sum([len(run) for _, _, run in wanted])
+        if nbytes < _MANY or len({leaf.path for leaf, _, _ in wanted}) < len(wanted):
+            return False
+        found = [
+            (w, run, sums) for leaf, w, run in wanted if (sums := leaf.sums_from(run.start - leaf.start)) is not None
+        ]
+        if len(found) < len(wanted):
+            return False
+        fd, start, stop = self._open.new, wanted[0][2].start, wanted[-1][2].stop
+        if 0 < stop - start <= nbytes + _GAP * len(wanted):
+            files.allocate_early(fd, start, stop - start)
+        memories = [memory_of(w.value) for w, _, _ in found]
+        todo = [(sums, memory) for (_, _, sums), memory in zip(found, memories, strict=True) if memory is not None]
+        with ThreadPoolExecutor(1, "tdstore-tdz") as pool:
+            crcs = run_in(pool, add_crcs, todo)
+            for (w, run, sums), memory in zip(found, memories, strict=True):
+                with files.io_errors(self.url, f"writing leaf {path_text(w.path)}"):
+                    write_tensor(fd, w.value, run.start, sums.add if memory is None else sums.add_blocks)
+            crcs.result()
+        return True
 
     def _delete(self, paths: Sequence[Path]) -> None:
         for path in paths:
@@ -225,7 +273,9 @@ class TdzLeaves(MappedStore[LeafEntry]):
             self._entries.pop(leaf.path, None)
         with files.io_errors(self.url, "renaming"):
             for new, leaf in moved.items():  # an entry has its name in front of it: a copy under the new one
-                self._copy(leaf, self._make(new, leaf.spec))
+                made = self._make(new, leaf.spec)
+                self._extend()
+                self._copy(leaf, made)
 
     def _resize(self, lengths: Mapping[Path, int]) -> None:
         with files.io_errors(self.url, "resizing"):
@@ -234,6 +284,7 @@ class TdzLeaves(MappedStore[LeafEntry]):
                 if old.shape[0] == length:
                     continue
                 made = self._make(path, old.spec.replace(shape=(length, *old.shape[1:])))
+                self._extend()
                 self._fill(made)
                 self._copy(old, made)
 
@@ -281,10 +332,14 @@ class TdzLeaves(MappedStore[LeafEntry]):
             raise error
 
 
-def _first_row(leaf: LeafEntry, index: StoreIndex) -> int | None:
-    """Return the first row of a write of contiguous whole rows; None for any other."""
-    if not index:
-        return 0
-    if len(index) == 1 and isinstance(index[0], slice) and index[0].step == 1 and leaf.shape:
-        return int(index[0].start)
-    return None
+def _run(leaf: LeafEntry, w: Write) -> range | None:
+    """Return the bytes of the file that a write of contiguous whole rows of a new leaf is for; None for any other."""
+    if not leaf.building:
+        return None
+    if not w.index:
+        first = 0
+    elif len(w.index) == 1 and isinstance(w.index[0], slice) and w.index[0].step == 1 and leaf.shape:
+        first = int(w.index[0].start) * (leaf.nbytes // leaf.shape[0])
+    else:
+        return None
+    return range(leaf.start + first, leaf.start + first + w.value.nbytes)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.memmap.tensordict_layout import MAX_META, MAX_PICKLE, META, TensordictReader
+from tdstore.builtin.tdz.written_sums import WrittenSums
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreError, UnsupportedError
 from tdstore.header import Header
@@ -67,28 +68,6 @@ class Listing(NamedTuple):
 
     members: dict[FileParts, Member]
     end: int
-
-
-class WrittenSums:
-    """The checksums of a new leaf while its bytes are written in order: they need not be read again."""
-
-    __slots__ = ("_summer", "at", "crc")
-
-    def __init__(self, nbytes: int) -> None:
-        self._summer = Summer(nbytes)
-        self.crc = 0
-        self.at = 0
-        """How many bytes were written."""
-
-    def add(self, block: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
-        """Add the bytes that were written next."""
-        self.crc = zlib.crc32(block.data, self.crc)
-        self._summer.add(block)
-        self.at += len(block)
-
-    def sums(self) -> Sums:
-        """Return the checksums of a manifest, once all bytes were written."""
-        return self._summer.sums()
 
 
 class LeafEntry(LeafFile):

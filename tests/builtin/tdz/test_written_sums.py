@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import zipfile
 from pathlib import Path as FsPath
 
@@ -10,9 +12,11 @@ import pytest
 import torch
 
 import tdstore
+from tdstore.builtin.tdz import leaves
 from tdstore.builtin.tdz import store as tdz
 from tdstore.builtin.tdz.store import TdzStore, open_tdz
 from tdstore.header import Group, Header
+from tdstore.storekit import files
 from tdstore.storekit.checksums import BLOCK, Summer, sums_of_memory
 from tdstore.types import LeafSpec, StoreIndex, Write
 
@@ -98,6 +102,113 @@ def test_a_failed_commit_reads_the_file_again(made: TdzStore, monkeypatch: pytes
         with pytest.raises(tdstore.errors.StoreIOError):
             made.save_header(Header({(): Group(batch_size=(ROWS,), keys=("a",))}))
     assert is_sound(made)
+
+
+NUMBERS = torch.arange(300_000, dtype=torch.float32).view(600, 500)
+VALUES: dict[str, torch.Tensor] = {
+    "plain": NUMBERS,
+    "transposed": NUMBERS.T,
+    "expanded": torch.arange(500.0).expand(600, 500),
+    "a part": torch.arange(400_000.0).view(800, 500)[100:700],
+    "strided": torch.arange(600_000.0).view(1200, 500)[::2],
+    "with a gradient": NUMBERS.clone().requires_grad_(),
+    "bfloat16": NUMBERS.bfloat16(),
+    "bits": NUMBERS > 77,
+    "conjugate": torch.complex(NUMBERS, NUMBERS).conj(),
+    "negative": torch.complex(NUMBERS, NUMBERS).conj().imag,
+    "no rows": NUMBERS[:0],
+    "no dimensions": torch.tensor(7, dtype=torch.int16),
+    "long": torch.arange(3_000_000),
+}
+
+
+@pytest.mark.parametrize("least", [1, 1 << 60])
+def test_many_kinds_of_values_at_once(least: int, tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a thread for their CRC-32, and without."""
+    monkeypatch.setattr(leaves, "_MANY", least)
+    location = tmp_path / "x.tdz"
+    tdstore.save(tdstore.TensorDict(VALUES, []), location, durable="none").close()
+    with zipfile.ZipFile(location) as archive:
+        assert archive.testzip() is None
+    with tdstore.open(location, verify="full") as td:
+        for name, value in VALUES.items():
+            assert torch.equal(td[name], value.detach().resolve_conj().resolve_neg()), name
+    assert tdstore.verify(location) == []
+
+
+def two_leaves(folder: FsPath) -> TdzStore:
+    store = open_tdz(str(folder / "x.tdz"), mode="w", durable="none")
+    store.create({(name,): LeafSpec((ROWS, WIDTH), "float32") for name in "ab"})
+    return store
+
+
+def held(store: TdzStore, length: int = ROWS) -> dict[str, torch.Tensor]:
+    """What the archive holds once it is committed; its checksums fit."""
+    store.save_header(Header({(): Group(batch_size=(length,), keys=("a", "b"))}))
+    store.close()
+    with zipfile.ZipFile(store.location) as archive:
+        assert archive.testzip() is None
+    assert tdstore.verify(store.location) == []
+    with tdstore.open(store.location, verify="full") as td:
+        return {name: td[name].clone() for name in "ab"}
+
+
+def test_a_leaf_that_is_written_twice_at_once(tmp_path: FsPath) -> None:
+    store = two_leaves(tmp_path)
+    store.write(
+        [
+            Write(("a",), ALL, VALUE + 1),
+            Write(("b",), rows(0, 30), VALUE[:30]),
+            Write(("b",), rows(30, ROWS), VALUE[30:]),
+            Write(("a",), ALL, VALUE),
+        ]
+    )
+    found = held(store)
+    assert torch.equal(found["a"], VALUE)
+    assert torch.equal(found["b"], VALUE)
+
+
+def test_a_value_that_is_a_leaf_which_is_written_behind_it(tmp_path: FsPath) -> None:
+    store = two_leaves(tmp_path)
+    before = store.view(("b",))
+    before.copy_(VALUE + 1)
+    store.write([Write(("a",), ALL, before), Write(("b",), ALL, VALUE)])
+    found = held(store)
+    assert torch.equal(found["a"], VALUE + 1)
+    assert torch.equal(found["b"], VALUE)
+
+
+def test_after_a_write_that_failed_leaves_are_read_again(tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four of seven rows were written when it failed, and their CRC-32 was that of all."""
+    store = open_tdz(str(tmp_path / "x.tdz"), mode="w", durable="none")
+    store.create({(name,): LeafSpec((7, 1 << 18), "float32") for name in "ab"})
+    value, write_at, blocks = torch.arange(7.0 * (1 << 18)).view(7, 1 << 18), files.write_at, iter(range(9))
+
+    def full(fd: int, data: memoryview, offset: int) -> None:
+        if next(blocks) == 3:
+            raise OSError(28, "No space left on device")
+        write_at(fd, data, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write_at", full)
+        with pytest.raises(tdstore.errors.StoreIOError, match="writing leaf 'b'"):
+            store.write([Write(("a",), ALL, value), Write(("b",), ALL, value)])
+    store.write([Write(("b",), rows(4, 7), value[4:] + 1)])
+    found = held(store, 7)
+    assert torch.equal(found["a"], value)
+    assert torch.equal(found["b"], torch.cat([value[:4], value[4:] + 1]))
+
+
+def test_a_save_when_the_interpreter_ends(tmp_path: FsPath) -> None:
+    """No thread starts any more then."""
+    code = f"""
+import atexit, torch, tdstore
+td = tdstore.TensorDict({{"x": torch.ones(5000, 1000)}}, [5000])
+atexit.register(lambda: td.save({str(tmp_path / "d.tdz")!r}).close())
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("", "", 0)
+    assert tdstore.verify(tmp_path / "d.tdz") == []
 
 
 @pytest.mark.parametrize("nbytes", [1, 4095, BLOCK, BLOCK + 5, 6 << 20])

@@ -23,8 +23,8 @@ from tdstore.errors import CorruptStoreError
 from tdstore.index.ranges import index_shape
 from tdstore.index.rows import gather
 from tdstore.storekit.checksums import BLOCK, byte_blocks
-from tdstore.storekit.files import is_in_memory, write_at
-from tdstore.storekit.pages import empty, map_whole_pages
+from tdstore.storekit.files import write_at
+from tdstore.storekit.pages import empty, is_in_memory, map_whole_pages
 from tdstore.types import LeafSpec, StoreIndex
 from tdstore_h5.file.tree import Leaf
 
