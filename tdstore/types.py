@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import EllipsisType
-from typing import Any, Literal, SupportsIndex
+from typing import IO, Any, Literal, SupportsIndex
 
 import numpy as np
 import torch
@@ -37,11 +38,26 @@ IndexType = IndexTerm | tuple[IndexTerm, ...]
 SizeLike = int | Sequence[int]
 """A batch size as callers write it: `torch.Size`, a sequence of ints, or one int."""
 
+Number = int | float | complex
+"""A number of Python."""
+
+DimLike = int | str
+"""A batch dimension as callers write it: its position, or its name."""
+
+DimsLike = DimLike | Sequence[DimLike]
+"""One batch dimension or several, as reductions take them. `"feature"` means the dimensions behind the batch."""
+
+FileLike = str | os.PathLike[str] | IO[str] | IO[bytes]
+"""A file as callers name it: by its path, or open."""
+
 DeviceLike = str | int | torch.device
 """A device as callers write it: `"cuda:0"`, the index of an accelerator, or a `torch.device`."""
 
 Names = tuple[str | None, ...] | None
 """Batch dimension names; None when no dimension has one."""
+
+NamesLike = Sequence[str | None] | None
+"""Names of the batch dimensions as callers write them; None for a dimension that has none."""
 
 StoreIndex = tuple["slice | Tensor", ...]
 """What reaches a store, one term per leading dimension (missing ones are full).

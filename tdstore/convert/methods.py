@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from tdstore.convert.objects import arrays, npz, python, pytree
 from tdstore.convert.objects import padding as objects_padding
 from tdstore.convert.tables import arrow, arrow_stream, files, mds, pandas, parquet
 from tdstore.io.blocks import BLOCK_BYTES
+from tdstore.types import DeviceLike, FileLike, NamesLike, NestedKey, SizeLike
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,10 +67,10 @@ class ConvertMixin(Container):
         input_dict: Mapping[Any, Any],
         *,
         auto_batch_size: bool | None = None,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = None,
         batch_dims: int | None = None,
-        names: Sequence[str | None] | None = None,
+        names: NamesLike = None,
     ) -> TensorDictBase:
         """Build as `from_dict`; nested dicts become instances of the classes of this TensorDict's entries.
 
@@ -218,7 +220,7 @@ class ConvertMixin(Container):
         """
         return pandas.to_pandas(self, separator)
 
-    def to_parquet(self, path: Any, *, separator: str | None = None, tensors: bool = False, **kwargs: Any) -> None:
+    def to_parquet(self, path: FileLike, *, separator: str | None = None, tensors: bool = False, **kwargs: Any) -> None:
         """Write a parquet file with a row per element of the first batch dimension, in blocks of bounded memory.
 
         A file at a local path is replaced once all rows are written.
@@ -237,7 +239,7 @@ class ConvertMixin(Container):
         """
         files.to_parquet(self, path, separator, tensors, kwargs)
 
-    def to_csv(self, path: Any, *, separator: str | None = None, **kwargs: Any) -> None:
+    def to_csv(self, path: FileLike, *, separator: str | None = None, **kwargs: Any) -> None:
         """Write a csv file with a row per element of the first batch dimension, in blocks of bounded memory.
 
         A file at a local path is replaced once all rows are written.
@@ -255,7 +257,7 @@ class ConvertMixin(Container):
         """
         files.to_csv(self, path, separator, kwargs)
 
-    def to_json(self, path: Any, *, separator: str | None = None, lines: bool = False, **kwargs: Any) -> None:
+    def to_json(self, path: FileLike, *, separator: str | None = None, lines: bool = False, **kwargs: Any) -> None:
         """Write a json file with a record per element of the first batch dimension, in blocks of bounded memory.
 
         Numbers are written in full, NaN as null. A file at a local path is replaced once all rows are written.
@@ -317,7 +319,9 @@ class ConvertMixin(Container):
         )
 
     # -- tensors -----------------------------------------------------------------------------
-    def to_safetensors(self, path: Any, *, separator: str = ".", metadata: Mapping[str, str] | None = None) -> None:
+    def to_safetensors(
+        self, path: str | os.PathLike[str], *, separator: str = ".", metadata: Mapping[str, str] | None = None
+    ) -> None:
         """Write the tensors to a `.safetensors` file.
 
         Batch sizes, names and values that are plain data are stored in its metadata, for `from_safetensors`; other
@@ -333,7 +337,7 @@ class ConvertMixin(Container):
         """
         safetensors_files.to_safetensors(self, path, separator, metadata)
 
-    def to_padded_tensor(self, padding: float = 0.0, mask_key: Any = None) -> TensorDict:
+    def to_padded_tensor(self, padding: float = 0.0, mask_key: NestedKey | None = None) -> TensorDict:
         """Pad the ragged entries (nested tensors, and entries of lazy stacks that differ) of a TensorDict.
 
         Args:

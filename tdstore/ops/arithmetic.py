@@ -8,14 +8,18 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from tdstore.errors import InvalidArgumentError, InvalidStateError
 from tdstore.index.tracing import traced
-from tdstore.ops.base import OpsBase
+from tdstore.ops.base import Operand, OpsBase
+from tdstore.types import Number
+
+Default: TypeAlias = "Tensor | Number | Literal['intersection'] | None"
+"""`default=`: what an entry that one side lacks is combined as."""
 
 
 def _each(fn: Callable[[Any, Any], Tensor]) -> Callable[..., list[Tensor]]:
@@ -199,7 +203,7 @@ class ArithmeticOps(OpsBase):
         return result
 
     # -- out of place -----------------------------------------------------------------------
-    def add(self, other: Any, *, alpha: float | None = None, default: Any = None) -> Self:
+    def add(self, other: Operand, *, alpha: float | None = None, default: Default = None) -> Self:
         """Add to every leaf: `leaf + alpha * other`, as [`torch.add`][].
 
         Args:
@@ -219,39 +223,39 @@ class ArithmeticOps(OpsBase):
         """
         return self._with(_add_scaled(alpha), other, default)
 
-    def sub(self, other: Any, *, alpha: float | None = None, default: Any = None) -> Self:
+    def sub(self, other: Operand, *, alpha: float | None = None, default: Default = None) -> Self:
         """Apply [`torch.sub`][] to every leaf: `leaf - alpha * other`."""
         return self._with(_sub_scaled(alpha), other, default)
 
-    def mul(self, other: Any, *, default: Any = None) -> Self:
+    def mul(self, other: Operand, *, default: Default = None) -> Self:
         """Apply [`torch.mul`][] to every leaf."""
         return self._with(torch._foreach_mul, other, default)
 
-    def div(self, other: Any, *, default: Any = None) -> Self:
+    def div(self, other: Operand, *, default: Default = None) -> Self:
         """Apply [`torch.div`][] to every leaf."""
         return self._with(torch._foreach_div, other, default)
 
-    def pow(self, other: Any, *, default: Any = None) -> Self:
+    def pow(self, other: Operand, *, default: Default = None) -> Self:
         """Apply [`torch.pow`][] to every leaf."""
         return self._with(torch._foreach_pow, other, default)
 
-    def maximum(self, other: Any, *, default: Any = None) -> Self:
+    def maximum(self, other: Operand, *, default: Default = None) -> Self:
         """Apply [`torch.maximum`][] to every leaf; the result is NaN where either operand is."""
         return self._with(_maximum, other, default)
 
-    def minimum(self, other: Any, *, default: Any = None) -> Self:
+    def minimum(self, other: Operand, *, default: Default = None) -> Self:
         """Apply [`torch.minimum`][] to every leaf; the result is NaN where either operand is."""
         return self._with(_minimum, other, default)
 
-    def clamp_max(self, other: Any, *, default: Any = None) -> Self:
+    def clamp_max(self, other: Operand, *, default: Default = None) -> Self:
         """Bound every leaf from above."""
         return self._with(_clamp_max, other, default)
 
-    def clamp_min(self, other: Any, default: Any = None) -> Self:
+    def clamp_min(self, other: Operand, default: Default = None) -> Self:
         """Bound every leaf from below."""
         return self._with(_clamp_min, other, default)
 
-    def clamp(self, min: Any = None, max: Any = None, *, out: Any = None) -> Self:
+    def clamp(self, min: Operand | None = None, max: Operand | None = None, *, out: Self | None = None) -> Self:
         """Apply [`torch.clamp`][] to every leaf; a bound is a number, a tensor over the batch, or a TensorDict.
 
         `out` is a TensorDict to write the result into.
@@ -261,28 +265,29 @@ class ArithmeticOps(OpsBase):
         below: Self = self if min is None else self.clamp_min(min)
         result = below if max is None else below.clamp_max(max)
         if out is not None:
-            written: Self = out.update(result, inplace=True)
-            return written
+            target: Any = out
+            target.update(result, inplace=True)
+            return out
         both = not any(bound is None or isinstance(bound, ArithmeticOps) for bound in (min, max))
         return _unlocked(result) if both else result
 
-    def mod(self, other: Any, *, default: Any = None) -> Self:
+    def mod(self, other: Operand, *, default: Default = None) -> Self:
         """Apply [`torch.remainder`][] to every leaf: the remainder has the sign of the divisor."""
         return self._with(_mod, other, default)
 
-    def rsub(self, other: Any, *, alpha: float | None = None, default: Any = None) -> Self:
+    def rsub(self, other: Operand, *, alpha: float | None = None, default: Default = None) -> Self:
         """Apply [`torch.rsub`][] to every leaf: `other - alpha * leaf`."""
         return self._with(_rsub if alpha is None else _each(lambda a, b: torch.rsub(a, b, alpha=alpha)), other, default)
 
-    def logical_and(self, other: Any, *, default: Any = None) -> Self:
+    def logical_and(self, other: Operand, *, default: Default = None) -> Self:
         """Apply [`torch.logical_and`][] to every leaf. The results are bool."""
         return self._with(_logical_and, other, default)
 
-    def bitwise_and(self, other: Any, *, default: Any = None) -> Self:
+    def bitwise_and(self, other: Operand, *, default: Default = None) -> Self:
         """Apply [`torch.bitwise_and`][] to every leaf, of integers or bools."""
         return self._with(_and, other, default)
 
-    def lerp(self, end: Any, weight: Any) -> Self:
+    def lerp(self, end: Operand, weight: Operand) -> Self:
         """Interpolate every leaf linearly: `leaf + weight * (end - leaf)`, as [`torch.lerp`][].
 
         Args:
@@ -299,16 +304,16 @@ class ArithmeticOps(OpsBase):
         """
         return self._foreach(_lerp, end, weight)
 
-    def addcmul(self, other1: Any, other2: Any, *, value: float = 1) -> Self:
+    def addcmul(self, other1: Operand, other2: Operand, *, value: float = 1) -> Self:
         """Apply [`torch.addcmul`][] to every leaf: `leaf + value * other1 * other2`, leaves matched by key."""
         return self._foreach(_addcmul(value), other1, other2)
 
-    def addcdiv(self, other1: Any, other2: Any, value: float = 1) -> Self:
+    def addcdiv(self, other1: Operand, other2: Operand, value: float = 1) -> Self:
         """Apply [`torch.addcdiv`][] to every leaf: `leaf + value * other1 / other2`, leaves matched by key."""
         return self._foreach(_addcdiv(value), other1, other2)
 
     # -- in place ---------------------------------------------------------------------------
-    def add_(self, other: Any, *, alpha: float | None = None) -> Self:
+    def add_(self, other: Operand, *, alpha: float | None = None) -> Self:
         """Add to every leaf in place, as `Tensor.add_`. A dataset that is open for writing is changed.
 
         Args:
@@ -328,129 +333,129 @@ class ArithmeticOps(OpsBase):
         """
         return self._foreach_(_add_scaled_(alpha), other)
 
-    def sub_(self, other: Any, alpha: float | None = None) -> Self:
+    def sub_(self, other: Operand, alpha: float | None = None) -> Self:
         """Subtract from every leaf in place, as `Tensor.sub_`."""
         return self._foreach_(_sub_scaled_(alpha), other)
 
-    def mul_(self, other: Any) -> Self:
+    def mul_(self, other: Operand) -> Self:
         """Multiply every leaf in place, as `Tensor.mul_`."""
         return self._foreach_(torch._foreach_mul_, other)
 
-    def div_(self, other: Any) -> Self:
+    def div_(self, other: Operand) -> Self:
         """Divide every leaf in place, as `Tensor.div_`."""
         return self._foreach_(torch._foreach_div_, other)
 
-    def pow_(self, other: Any) -> Self:
+    def pow_(self, other: Operand) -> Self:
         """Raise every leaf to a power in place, as `Tensor.pow_`."""
         return self._foreach_(torch._foreach_pow_, other)
 
-    def maximum_(self, other: Any) -> Self:
+    def maximum_(self, other: Operand) -> Self:
         """Take the larger of every leaf and `other`, in place."""
         return self._foreach_(InPlace(_maximum, torch._foreach_maximum_), other)
 
-    def minimum_(self, other: Any) -> Self:
+    def minimum_(self, other: Operand) -> Self:
         """Take the smaller of every leaf and `other`, in place."""
         return self._foreach_(InPlace(_minimum, torch._foreach_minimum_), other)
 
-    def clamp_max_(self, other: Any) -> Self:
+    def clamp_max_(self, other: Operand) -> Self:
         """Bound every leaf from above, in place."""
         return self._foreach_(InPlace(_clamp_max, torch._foreach_clamp_max_), other)
 
-    def clamp_min_(self, other: Any) -> Self:
+    def clamp_min_(self, other: Operand) -> Self:
         """Bound every leaf from below, in place."""
         return self._foreach_(InPlace(_clamp_min, torch._foreach_clamp_min_), other)
 
-    def lerp_(self, end: Any, weight: Any) -> Self:
+    def lerp_(self, end: Operand, weight: Operand) -> Self:
         """Interpolate every leaf in place, as `Tensor.lerp_`."""
         return self._foreach_(InPlace(_lerp, torch._foreach_lerp_), end, weight)
 
-    def addcmul_(self, other1: Any, other2: Any, *, value: float = 1) -> Self:
+    def addcmul_(self, other1: Operand, other2: Operand, *, value: float = 1) -> Self:
         """Add `value * other1 * other2` to every leaf in place, as `Tensor.addcmul_`."""
         return self._foreach_(
             InPlace(_addcmul(value), partial(torch._foreach_addcmul_, value=value), numbers=False), other1, other2
         )
 
-    def addcdiv_(self, other1: Any, other2: Any, *, value: float = 1) -> Self:
+    def addcdiv_(self, other1: Operand, other2: Operand, *, value: float = 1) -> Self:
         """Add `value * other1 / other2` to every leaf in place, as `Tensor.addcdiv_`."""
         return self._foreach_(
             InPlace(_addcdiv(value), partial(torch._foreach_addcdiv_, value=value), numbers=False), other1, other2
         )
 
     # -- operators --------------------------------------------------------------------------
-    def __add__(self, other: Any) -> Self:
+    def __add__(self, other: Operand) -> Self:
         return self.add(other)
 
     __radd__ = __add__
 
-    def __sub__(self, other: Any) -> Self:
+    def __sub__(self, other: Operand) -> Self:
         return self.sub(other)
 
-    def __rsub__(self, other: Any) -> Self:
+    def __rsub__(self, other: Operand) -> Self:
         return self._foreach(_rsub, other)
 
-    def __mul__(self, other: Any) -> Self:
+    def __mul__(self, other: Operand) -> Self:
         return self.mul(other)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Any) -> Self:
+    def __truediv__(self, other: Operand) -> Self:
         return self.div(other)
 
-    def __rtruediv__(self, other: Any) -> Self:
+    def __rtruediv__(self, other: Operand) -> Self:
         return self._foreach(_rdiv, other)
 
-    def __pow__(self, other: Any) -> Self:
+    def __pow__(self, other: Operand) -> Self:
         return self.pow(other)
 
-    def __rpow__(self, other: Any) -> Self:
+    def __rpow__(self, other: Operand) -> Self:
         return self._foreach(_rpow, other)
 
-    def __mod__(self, other: Any) -> Self:
+    def __mod__(self, other: Operand) -> Self:
         return self._foreach(_mod, other)
 
-    def __iadd__(self, other: Any) -> Self:
+    def __iadd__(self, other: Operand) -> Self:
         return self.add_(other)
 
-    def __isub__(self, other: Any) -> Self:
+    def __isub__(self, other: Operand) -> Self:
         return self.sub_(other)
 
-    def __imul__(self, other: Any) -> Self:
+    def __imul__(self, other: Operand) -> Self:
         return self.mul_(other)
 
-    def __itruediv__(self, other: Any) -> Self:
+    def __itruediv__(self, other: Operand) -> Self:
         return self.div_(other)
 
-    def __ipow__(self, other: Any) -> Self:
+    def __ipow__(self, other: Operand) -> Self:
         return self.pow_(other)
 
     def __invert__(self) -> Self:
         return self._foreach(lambda leaves: [~x for x in leaves])
 
-    def __and__(self, other: Any) -> Self:
+    def __and__(self, other: Operand) -> Self:
         return self._foreach(_and, other)
 
     __rand__ = __and__
 
-    def __or__(self, other: Any) -> Self:
+    def __or__(self, other: Operand) -> Self:
         return _unlocked(self._foreach(_or, other))
 
     __ror__ = __or__
 
-    def __xor__(self, other: Any) -> Self:
+    def __xor__(self, other: Operand) -> Self:
         return _unlocked(self._foreach(_xor, other))
 
     __rxor__ = __xor__
 
-    def __lt__(self, other: Any) -> Self:
+    def __lt__(self, other: Operand) -> Self:
         return _unlocked(self._foreach(_lt, other))
 
-    def __le__(self, other: Any) -> Self:
+    def __le__(self, other: Operand) -> Self:
         return _unlocked(self._foreach(_le, other))
 
-    def __gt__(self, other: Any) -> Self:
+    def __gt__(self, other: Operand) -> Self:
         return _unlocked(self._foreach(_gt, other))
 
-    def __ge__(self, other: Any) -> Self:
+    def __ge__(self, other: Operand) -> Self:
         return _unlocked(self._foreach(_ge, other))
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.types import Names
+from tdstore.types import Names, Number
+
+Operand: TypeAlias = "Tensor | Number | np.number[Any] | OpsBase"
+"""What is combined with every leaf: a number, a tensor that broadcasts with the batch, or a TensorDict whose leaves are
+matched by key."""
 
 
 # Not an ABC: `isinstance` would go through its hook, and the walks over trees ask at every entry.

@@ -11,10 +11,10 @@ from torch import Tensor
 from tdstore.ops import block_reductions as how
 from tdstore.ops.block_reductions import Reduction
 from tdstore.ops.reduce import FEATURE, ReduceOps
+from tdstore.types import DimLike, DimsLike
 
 if TYPE_CHECKING:
     T = TypeVar("T")
-    Dims = int | str | Sequence[int | str]
     On = Literal[True]
     Off = Literal[False] | None
 
@@ -31,21 +31,30 @@ class ExtremeOps(ReduceOps):
     __slots__ = ()
 
     @overload
-    def max(self, dim: Any = None, keepdim: bool = False, *, reduce: On, return_indices: bool = True) -> Tensor: ...
+    def max(
+        self, dim: DimsLike | None = None, keepdim: bool = False, *, reduce: On, return_indices: bool = True
+    ) -> Tensor: ...
     @overload
     def max(
         self, dim: None = None, keepdim: bool = False, *, reduce: Off = None, return_indices: bool = True
     ) -> Self: ...
     @overload
-    def max(self, dim: Dims, keepdim: bool = False, *, reduce: Off = None, return_indices: Literal[False]) -> Self: ...
+    def max(
+        self, dim: DimsLike, keepdim: bool = False, *, reduce: Off = None, return_indices: Literal[False]
+    ) -> Self: ...
     @overload
     def max(self, dim: int, keepdim: bool = False, *, reduce: Off = None, return_indices: On = True) -> Pair[Self]: ...
     @overload
     def max(
-        self, dim: Dims, keepdim: bool = False, *, reduce: Off = None, return_indices: bool = True
+        self, dim: DimsLike, keepdim: bool = False, *, reduce: Off = None, return_indices: bool = True
     ) -> Self | Pair[Self]: ...
     def max(
-        self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None, return_indices: bool = True
+        self,
+        dim: DimsLike | None = None,
+        keepdim: bool = False,
+        *,
+        reduce: bool | None = None,
+        return_indices: bool = True,
     ) -> Any:
         """Return the largest element, as [`torch.max`][]: with its index when one batch dimension is reduced.
 
@@ -73,34 +82,43 @@ class ExtremeOps(ReduceOps):
         return self._extreme(torch.max, how.AMAX, dim, keepdim, reduce, return_indices)
 
     @overload
-    def min(self, dim: Any = None, keepdim: bool = False, *, reduce: On, return_indices: bool = True) -> Tensor: ...
+    def min(
+        self, dim: DimsLike | None = None, keepdim: bool = False, *, reduce: On, return_indices: bool = True
+    ) -> Tensor: ...
     @overload
     def min(
         self, dim: None = None, keepdim: bool = False, *, reduce: Off = None, return_indices: bool = True
     ) -> Self: ...
     @overload
-    def min(self, dim: Dims, keepdim: bool = False, *, reduce: Off = None, return_indices: Literal[False]) -> Self: ...
+    def min(
+        self, dim: DimsLike, keepdim: bool = False, *, reduce: Off = None, return_indices: Literal[False]
+    ) -> Self: ...
     @overload
     def min(self, dim: int, keepdim: bool = False, *, reduce: Off = None, return_indices: On = True) -> Pair[Self]: ...
     @overload
     def min(
-        self, dim: Dims, keepdim: bool = False, *, reduce: Off = None, return_indices: bool = True
+        self, dim: DimsLike, keepdim: bool = False, *, reduce: Off = None, return_indices: bool = True
     ) -> Self | Pair[Self]: ...
     def min(
-        self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None, return_indices: bool = True
+        self,
+        dim: DimsLike | None = None,
+        keepdim: bool = False,
+        *,
+        reduce: bool | None = None,
+        return_indices: bool = True,
     ) -> Any:
         """Return the smallest element, as [`torch.min`][]; arguments and results as `max`."""
         return self._extreme(torch.min, how.AMIN, dim, keepdim, reduce, return_indices)
 
     @overload
-    def cummax(self, dim: int | str, *, reduce: Off = None, return_indices: On = True) -> Pair[Self]: ...
+    def cummax(self, dim: DimLike, *, reduce: Off = None, return_indices: On = True) -> Pair[Self]: ...
     @overload
-    def cummax(self, dim: int | str, *, reduce: Off = None, return_indices: Literal[False]) -> Self: ...
+    def cummax(self, dim: DimLike, *, reduce: Off = None, return_indices: Literal[False]) -> Self: ...
     @overload
-    def cummax(self, dim: int | str, *, reduce: On, return_indices: On = True) -> Pair[Tensor]: ...
+    def cummax(self, dim: DimLike, *, reduce: On, return_indices: On = True) -> Pair[Tensor]: ...
     @overload
-    def cummax(self, dim: int | str, *, reduce: On, return_indices: Literal[False]) -> Tensor: ...
-    def cummax(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
+    def cummax(self, dim: DimLike, *, reduce: On, return_indices: Literal[False]) -> Tensor: ...
+    def cummax(self, dim: DimLike, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         """Return the largest element so far along a batch dimension, as [`torch.cummax`][]: `(values, indices)`.
 
         With `reduce=True`, it returns two tensors, for all leaves concatenated along `dim`.
@@ -108,14 +126,14 @@ class ExtremeOps(ReduceOps):
         return self._running(torch.cummax, dim, reduce, return_indices)
 
     @overload
-    def cummin(self, dim: int | str, *, reduce: Off = None, return_indices: On = True) -> Pair[Self]: ...
+    def cummin(self, dim: DimLike, *, reduce: Off = None, return_indices: On = True) -> Pair[Self]: ...
     @overload
-    def cummin(self, dim: int | str, *, reduce: Off = None, return_indices: Literal[False]) -> Self: ...
+    def cummin(self, dim: DimLike, *, reduce: Off = None, return_indices: Literal[False]) -> Self: ...
     @overload
-    def cummin(self, dim: int | str, *, reduce: On, return_indices: On = True) -> Pair[Tensor]: ...
+    def cummin(self, dim: DimLike, *, reduce: On, return_indices: On = True) -> Pair[Tensor]: ...
     @overload
-    def cummin(self, dim: int | str, *, reduce: On, return_indices: Literal[False]) -> Tensor: ...
-    def cummin(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
+    def cummin(self, dim: DimLike, *, reduce: On, return_indices: Literal[False]) -> Tensor: ...
+    def cummin(self, dim: DimLike, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         """Return the smallest element so far along a batch dimension, as [`torch.cummin`][]; arguments as `cummax`."""
         return self._running(torch.cummin, dim, reduce, return_indices)
 

@@ -14,7 +14,7 @@ from tdstore.errors import BatchSizeError, InvalidArgumentError
 from tdstore.index.shapes import as_dim, flat_args
 from tdstore.ops import nested
 from tdstore.ops.reshape import ReshapeOps
-from tdstore.types import Names
+from tdstore.types import Names, SizeLike
 
 
 def _dims(dims: Any, n: int) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ class RearrangeOps(ReshapeOps):
             td = td.unsqueeze(0)
         return td
 
-    def broadcast_to(self, *args: Any, shape: Any = None) -> Self:
+    def broadcast_to(self, *args: SizeLike, shape: Sequence[int] | None = None) -> Self:
         """Expand the batch: another name of `expand`.
 
         Args:
@@ -158,7 +158,7 @@ class RearrangeOps(ReshapeOps):
         first = start + old[at] if start < 0 else start
         return self._move(lambda t: nested.narrow(t, at, first, length), new, self._dim_names(), views=True)
 
-    def flip(self, *args: Any, dims: Any = None) -> Self:
+    def flip(self, *args: SizeLike, dims: SizeLike | None = None) -> Self:
         """Reverse the order along batch dimensions, as [`torch.flip`][]. Copies."""
         which = _dims(flat_args(args) if dims is None else dims, len(self.batch_size))
         return self._move(lambda t: t.flip(which), self.batch_size, self._dim_names())
@@ -171,7 +171,7 @@ class RearrangeOps(ReshapeOps):
         """Reverse the order along batch dimension 0."""
         return self.flip(0)
 
-    def roll(self, shifts: int | Sequence[int], dims: Any = None, *, inplace: bool = False) -> Self:
+    def roll(self, shifts: int | Sequence[int], dims: SizeLike | None = None, *, inplace: bool = False) -> Self:
         """Shift rows along batch dimensions, as [`torch.roll`][]: rows that leave at one end enter at the other.
 
         Args:
@@ -209,7 +209,7 @@ class RearrangeOps(ReshapeOps):
                 names = tuple(swapped)
         return self._move(lambda t: t.rot90(k, (a, b)), torch.Size(new), names)
 
-    def repeat(self, *repeats: Any, inplace: bool = False) -> Self:
+    def repeat(self, *repeats: SizeLike, inplace: bool = False) -> Self:
         """Repeat the batch `repeats[d]` times along each dimension, as `Tensor.repeat`. Copies."""
         times = flat_args(repeats)
         old = self.batch_size
@@ -219,7 +219,7 @@ class RearrangeOps(ReshapeOps):
             )
         return self._apply_inplace_result(self._repeated(tuple(times), self._dim_names()), "repeat", inplace)
 
-    def tile(self, *args: Any, dims: Sequence[int] | None = None) -> Self:
+    def tile(self, *args: SizeLike, dims: Sequence[int] | None = None) -> Self:
         """Repeat the batch as [`torch.tile`][]: fewer numbers stand for the last dimensions."""
         times, n = tuple(flat_args(args) if dims is None else dims), len(self.batch_size)
         if len(times) > n:
@@ -234,7 +234,12 @@ class RearrangeOps(ReshapeOps):
         return self._move(lambda t: t.repeat(*times, *(1,) * (t.ndim - len(times))), new, names)
 
     def repeat_interleave(
-        self, repeats: Any, dim: int | None = None, *, output_size: int | None = None, inplace: bool = False
+        self,
+        repeats: SizeLike | Tensor,
+        dim: int | None = None,
+        *,
+        output_size: int | None = None,
+        inplace: bool = False,
     ) -> Self:
         """Repeat each position, as [`torch.repeat_interleave`][]; without `dim` the batch is flattened first."""
         old, names = self.batch_size, self._dim_names()
@@ -328,7 +333,7 @@ class RearrangeOps(ReshapeOps):
             self._move(padding, padding.new, self._dim_names(), keep_lock=False), "pad", inplace
         )
 
-    def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Self, ...]:
+    def tensor_split(self, indices_or_sections: SizeLike | Tensor, dim: int = 0) -> tuple[Self, ...]:
         """Split along a batch dimension into about equal parts, or at given positions, as [`torch.tensor_split`][]."""
         old = self.batch_size
         at = as_dim(dim, len(old))

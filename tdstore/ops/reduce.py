@@ -20,10 +20,9 @@ from tdstore.index.shapes import as_dim
 from tdstore.ops import block_reductions as how
 from tdstore.ops.base import OpsBase
 from tdstore.ops.block_reductions import Reduction
-from tdstore.types import Names
+from tdstore.types import DimLike, DimsLike, Names
 
 if TYPE_CHECKING:
-    Dims = int | str | Sequence[int | str]
     On = Literal[True]
     Off = Literal[False] | None
 
@@ -62,8 +61,8 @@ class ReduceOps(OpsBase):
     @overload
     def all(self, dim: None = None, keepdim: bool = False) -> bool: ...
     @overload
-    def all(self, dim: Dims, keepdim: bool = False) -> Self: ...
-    def all(self, dim: Any = None, keepdim: bool = False) -> Any:
+    def all(self, dim: DimsLike, keepdim: bool = False) -> Self: ...
+    def all(self, dim: DimsLike | None = None, keepdim: bool = False) -> Any:
         """Return whether every element of every leaf is true: one bool, or a TensorDict reduced over batch dimensions.
 
         Args:
@@ -86,8 +85,8 @@ class ReduceOps(OpsBase):
     @overload
     def any(self, dim: None = None, keepdim: bool = False) -> bool: ...
     @overload
-    def any(self, dim: Dims, keepdim: bool = False) -> Self: ...
-    def any(self, dim: Any = None, keepdim: bool = False) -> Any:
+    def any(self, dim: DimsLike, keepdim: bool = False) -> Self: ...
+    def any(self, dim: DimsLike | None = None, keepdim: bool = False) -> Any:
         """Return whether any element of any leaf is true: one bool, or a TensorDict reduced over batch dimensions.
 
         Args:
@@ -110,31 +109,31 @@ class ReduceOps(OpsBase):
     @overload
     def sum(
         self,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
         reduce: On,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Tensor: ...
     @overload
     def sum(
         self,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
         reduce: Off = None,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Self: ...
     def sum(
         self,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Any:
         """Compute the sum of elements, as [`torch.sum`][].
 
@@ -163,19 +162,24 @@ class ReduceOps(OpsBase):
 
     @overload
     def nansum(
-        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: On
+        self, dim: DimsLike | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: On
     ) -> Tensor: ...
     @overload
     def nansum(
         self,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
         reduce: Off = None,
     ) -> Self: ...
     def nansum(
-        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: bool | None = None
+        self,
+        dim: DimsLike | None = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: bool | None = None,
     ) -> Any:
         """Sum the elements that are not NaN, as [`torch.nansum`][]; arguments as `sum`."""
         return self._reduction(how.add_up(dtype, nan=True), dim, keepdim, reduce)
@@ -183,31 +187,31 @@ class ReduceOps(OpsBase):
     @overload
     def mean(
         self,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
         reduce: On,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Tensor: ...
     @overload
     def mean(
         self,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
         reduce: Off = None,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Self: ...
     def mean(
         self,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
         reduce: bool | None = None,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Any:
         """Compute the mean, as [`torch.mean`][]. Integer leaves need `dtype=`.
 
@@ -232,38 +236,48 @@ class ReduceOps(OpsBase):
 
     @overload
     def nanmean(
-        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: On
+        self, dim: DimsLike | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: On
     ) -> Tensor: ...
     @overload
     def nanmean(
         self,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
         reduce: Off = None,
     ) -> Self: ...
     def nanmean(
-        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: bool | None = None
+        self,
+        dim: DimsLike | None = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: bool | None = None,
     ) -> Any:
         """Compute the mean of the elements that are not NaN, as [`torch.nanmean`][]; arguments as `sum`."""
         return self._reduction(how.average(dtype, nan=True), dim, keepdim, reduce)
 
     @overload
     def prod(
-        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: On
+        self, dim: DimsLike | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: On
     ) -> Tensor: ...
     @overload
     def prod(
         self,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
         reduce: Off = None,
     ) -> Self: ...
     def prod(
-        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: bool | None = None
+        self,
+        dim: DimsLike | None = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: bool | None = None,
     ) -> Any:
         """Compute the product, as [`torch.prod`][].
 
@@ -286,31 +300,31 @@ class ReduceOps(OpsBase):
     @overload
     def std(
         self,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         correction: int = 1,
         reduce: On,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Tensor: ...
     @overload
     def std(
         self,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         correction: int = 1,
         reduce: Off = None,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Self: ...
     def std(
         self,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         correction: int = 1,
         reduce: bool | None = None,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Any:
         """Compute the standard deviation, as [`torch.std`][].
 
@@ -335,57 +349,57 @@ class ReduceOps(OpsBase):
     @overload
     def var(
         self,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         correction: int = 1,
         reduce: On,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Tensor: ...
     @overload
     def var(
         self,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         correction: int = 1,
         reduce: Off = None,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Self: ...
     def var(
         self,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         correction: int = 1,
         reduce: bool | None = None,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Any:
         """Compute the variance, as [`torch.var`][] with `correction`; arguments as `sum`."""
         return self._reduction(how.spread(correction, root=False), dim, keepdim, reduce, key_transform)
 
     @overload
-    def amax(self, dim: Any = None, keepdim: bool = False, *, reduce: On) -> Tensor: ...
+    def amax(self, dim: DimsLike | None = None, keepdim: bool = False, *, reduce: On) -> Tensor: ...
     @overload
-    def amax(self, dim: Any = None, keepdim: bool = False, *, reduce: Off = None) -> Self: ...
-    def amax(self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None) -> Any:
+    def amax(self, dim: DimsLike | None = None, keepdim: bool = False, *, reduce: Off = None) -> Self: ...
+    def amax(self, dim: DimsLike | None = None, keepdim: bool = False, *, reduce: bool | None = None) -> Any:
         """Return the largest element, as [`torch.amax`][]; arguments as `sum`."""
         return self._reduction(how.AMAX, dim, keepdim, reduce)
 
     @overload
-    def amin(self, dim: Any = None, keepdim: bool = False, *, reduce: On) -> Tensor: ...
+    def amin(self, dim: DimsLike | None = None, keepdim: bool = False, *, reduce: On) -> Tensor: ...
     @overload
-    def amin(self, dim: Any = None, keepdim: bool = False, *, reduce: Off = None) -> Self: ...
-    def amin(self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None) -> Any:
+    def amin(self, dim: DimsLike | None = None, keepdim: bool = False, *, reduce: Off = None) -> Self: ...
+    def amin(self, dim: DimsLike | None = None, keepdim: bool = False, *, reduce: bool | None = None) -> Any:
         """Return the smallest element, as [`torch.amin`][]; arguments as `sum`."""
         return self._reduction(how.AMIN, dim, keepdim, reduce)
 
     def norm(
         self,
         *,
-        out: Any = None,
+        out: Self | None = None,
         dtype: torch.dtype | None = None,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Self:
         """Compute the 2-norm of every leaf.
 
@@ -409,13 +423,13 @@ class ReduceOps(OpsBase):
         made: Self = _into(out, found.lock_() if td.is_locked and out is None else found)
         return made
 
-    def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Self:
+    def logsumexp(self, dim: DimsLike | None = None, keepdim: bool = False, *, out: Self | None = None) -> Self:
         """Compute the log of the sum of exponentials over batch dimensions (default: all), as [`torch.logsumexp`][]."""
         every = tuple(range(len(self.batch_size))) or None
         made: Self = _into(out, self._reduction(how.LOGSUMEXP, every if dim is None else dim, keepdim, None))
         return made
 
-    def softmax(self, dim: Any, dtype: torch.dtype | None = None) -> Self:
+    def softmax(self, dim: DimLike, dtype: torch.dtype | None = None) -> Self:
         """Compute the softmax along a batch dimension, as [`torch.softmax`][]."""
         at = self._one_dim(dim)
         td: Any = self._in_rows()
@@ -426,33 +440,33 @@ class ReduceOps(OpsBase):
     def quantile(
         self,
         q: float | Tensor,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         interpolation: str = "linear",
         reduce: On,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Tensor: ...
     @overload
     def quantile(
         self,
         q: float | Tensor,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         interpolation: str = "linear",
         reduce: Off = None,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Self: ...
     def quantile(
         self,
         q: float | Tensor,
-        dim: Any = None,
+        dim: DimsLike | None = None,
         keepdim: bool = False,
         *,
         interpolation: str = "linear",
         reduce: bool | None = None,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Any:
         """Compute the `q`-th quantile, `0 <= q <= 1`, as [`torch.quantile`][]; see `sum`. Needs all rows in memory."""
         if isinstance(q, Tensor) and q.ndim:
@@ -475,7 +489,7 @@ class ReduceOps(OpsBase):
         dim: Any,
         keepdim: bool,
         reduce: bool | None,
-        key_transform: Callable[[Any], Any] | None = None,
+        key_transform: Callable[[str], str] | None = None,
     ) -> Any:
         over, batch, names = self._reach(dim, keepdim)
         if reduce:

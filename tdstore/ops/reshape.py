@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from tdstore.errors import InvalidArgumentError
 from tdstore.index.shapes import as_dim, as_size, chunk_size, expand_shape, flat_args, split_sizes, view_shape
 from tdstore.ops import nested
 from tdstore.ops.base import OpsBase
-from tdstore.types import Names
+from tdstore.types import Names, SizeLike
 
 
 def _without(names: Names, dims: Sequence[int]) -> Names:
@@ -25,7 +25,9 @@ class ReshapeOps(OpsBase):
 
     __slots__ = ()
 
-    def view(self, *shape: Any, size: Any = None, batch_size: Any = None) -> Self:
+    def view(
+        self, *shape: SizeLike | torch.dtype, size: SizeLike | None = None, batch_size: SizeLike | None = None
+    ) -> Self:
         """View the batch as `shape`, sharing memory: leaves `[*B, ...]` become `[*shape, ...]`.
 
         `view(dtype)` reads the bytes of every leaf as another dtype, as `Tensor.view` does: the last dimension of a
@@ -69,7 +71,9 @@ class ReshapeOps(OpsBase):
             views=True,
         )
 
-    def reshape(self, *args: Any, shape: Any = None, size: Any = None, inplace: bool = False) -> Self:
+    def reshape(
+        self, *args: SizeLike, shape: SizeLike | None = None, size: SizeLike | None = None, inplace: bool = False
+    ) -> Self:
         """Reshape as `view`, copying leaves where a view is impossible: leaves `[*B, ...]` become `[*shape, ...]`.
 
         Args:
@@ -102,7 +106,7 @@ class ReshapeOps(OpsBase):
         result = self._move(reshaped, new, None, lambda v: v.reshape(old))
         return self._apply_inplace_result(result, "reshape", inplace)
 
-    def permute(self, *args: Any, dims: Sequence[int] | None = None) -> Self:
+    def permute(self, *args: SizeLike, dims: Sequence[int] | None = None) -> Self:
         """Reorder the batch dimensions, sharing memory; feature dimensions stay where they are.
 
         Args:
@@ -217,7 +221,7 @@ class ReshapeOps(OpsBase):
             views=True,
         )
 
-    def expand(self, *shape: Any) -> Self:
+    def expand(self, *shape: SizeLike) -> Self:
         """Expand batch dimensions of size 1, and add leading ones, without copying.
 
         The rows of the result share memory: writing to one in place writes to all.
@@ -237,7 +241,7 @@ class ReshapeOps(OpsBase):
         n, names = len(old), self._dim_names()
         return self._move(lambda t: t.expand((*new, *t.shape[n:])), new, names and ((None,) * (len(new) - n) + names))
 
-    def expand_as(self, other: Any) -> Self:
+    def expand_as(self, other: Tensor | OpsBase) -> Self:
         """Expand each leaf to the shape of the leaf of the same key, and the batch to the batch size of `other`.
 
         Args:

@@ -44,7 +44,7 @@ from tdstore.tensorclass.static import Fields, Surface
 from tdstore.tensorclass.surface import OnClass, again, flatten, install, late, unflatten
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.resident.tensordict import TensorDict
-from tdstore.types import Entry
+from tdstore.types import DeviceLike, Entry, IndexType, NamesLike, NestedKey, SizeLike
 
 if TYPE_CHECKING:
     from typing import Never
@@ -157,9 +157,9 @@ class TensorClass(Surface, metaclass=Fields):
         def __init__(
             self,
             *args: Any,
-            batch_size: Any = None,
-            device: Any = None,
-            names: Any = None,
+            batch_size: SizeLike | None = None,
+            device: DeviceLike | None = None,
+            names: NamesLike = None,
             lock: bool = False,
             **kwargs: Any,
         ) -> None:
@@ -387,7 +387,7 @@ class TensorClass(Surface, metaclass=Fields):
             found = self._tensordict.get(key, default if below else None, **kwargs)
         return unwrapped(found, self._flags)
 
-    def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Entry:
+    def get_at(self, key: NestedKey, index: IndexType, default: object = AS_SET) -> Entry:
         """Call `TensorDict.get_at`, and unwrap the result."""
         found = self._tensordict.get_at(key, index, default)
         return unwrapped(found, self._flags)

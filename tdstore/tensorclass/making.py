@@ -14,6 +14,7 @@ from tdstore.errors import InvalidTypeError
 from tdstore.tensorclass.base import TensorClass
 from tdstore.tensorclass.typeddict import TypedTensorDict
 from tdstore.tensordicts.resident.tensordict import TensorDict
+from tdstore.types import DeviceLike, SizeLike
 
 T = TypeVar("T")
 
@@ -98,8 +99,8 @@ def from_dataclass(
     dest_cls: Any = None,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    batch_size: Any = None,
-    device: Any = None,
+    batch_size: SizeLike | None = None,
+    device: DeviceLike | None = None,
     frozen: bool = False,
     autocast: bool = False,
     nocast: bool = False,
@@ -128,7 +129,7 @@ def from_dataclass(
     cls = dest_cls if dest_cls is not None else _class_like(kind, tuple(flags.items()))
     if isinstance(obj, type):
         return cls
-    more = {"auto_batch_size": auto_batch_size, "batch_dims": batch_dims, "device": device, **flags}
+    more: dict[str, Any] = {"auto_batch_size": auto_batch_size, "batch_dims": batch_dims, "device": device, **flags}
     values = {}
     for field in dataclasses.fields(obj):
         value = getattr(obj, field.name)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, dataclass_transfo
 
 from tdstore.container.core.tensorclasses import Typed
 from tdstore.tensordicts.resident.tensordict import TensorDict
+from tdstore.types import DeviceLike
 
 if TYPE_CHECKING:
     from abc import ABCMeta
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
         def cpu(self, **kwargs: Any) -> Self:
             """Move as `TensorDict.cpu`."""
 
-        def cuda(self, device: Any = None, **kwargs: Any) -> Self:
+        def cuda(self, device: DeviceLike | None = None, **kwargs: Any) -> Self:
             """Move as `TensorDict.cuda`."""
 
         def detach(self) -> Self:

@@ -19,6 +19,7 @@ from tdstore.tensorclass.surface import again, forwarded, forwarded_unwrapped
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
 from tdstore.tensordicts.resident.tensordict import TensorDict
+from tdstore.types import DeviceLike, NamesLike, SizeLike
 
 _OPTIONAL = re.compile(r"(\w+\.)*NotRequired\[")
 
@@ -99,9 +100,9 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
             self,
             source: Mapping[str, Any] | None = None,
             *,
-            batch_size: Any = None,
-            device: Any = None,
-            names: Any = None,
+            batch_size: SizeLike | None = None,
+            device: DeviceLike | None = None,
+            names: NamesLike = None,
             non_blocking: bool | None = None,
             lock: bool = False,
             **kwargs: Any,

@@ -34,6 +34,7 @@ from tdstore.container.values.nontensor import NonTensor
 from tdstore.convert.checkpoints.state_dict import StateDictMixin
 from tdstore.convert.methods import ConvertMixin
 from tdstore.modules.methods import ModulesMixin
+from tdstore.types import DeviceLike, NamesLike, NestedKey, SizeLike
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
@@ -87,10 +88,10 @@ class TensorDictBase(
         input_dict: Mapping[Any, Any],
         *,
         auto_batch_size: bool | None = None,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = None,
         batch_dims: int | None = None,
-        names: Sequence[str | None] | None = None,
+        names: NamesLike = None,
     ) -> Self:
         """Build a TensorDict from nested dicts. A TensorDict is returned itself, with its own batch sizes.
 
@@ -122,7 +123,7 @@ class TensorDictBase(
         return made
 
     @classmethod
-    def fromkeys(cls, keys: Iterable[Any], value: Any = 0) -> TensorDict:
+    def fromkeys(cls, keys: Iterable[NestedKey], value: object = 0) -> TensorDict:
         """Create a TensorDict without batch dimensions whose (nested) keys all hold `value`."""
         td = cls._resident_class()
         for key in keys:
@@ -130,7 +131,7 @@ class TensorDictBase(
         return td
 
     @classmethod
-    def stack(cls, input: Sequence[T], dim: int = 0, *, out: Any = None) -> T:
+    def stack(cls, input: Sequence[T], dim: int = 0, *, out: T | None = None) -> T:
         """Stack TensorDicts along a new batch dimension, as `torch.stack`.
 
         Args:
@@ -152,7 +153,9 @@ class TensorDictBase(
         return construct_and_join.stack(input, dim, out=out)
 
     @classmethod
-    def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> LazyStackedTensorDict:
+    def lazy_stack(
+        cls, input: Sequence[Container], dim: int = 0, *, out: Container | None = None, **kwargs: Any
+    ) -> LazyStackedTensorDict:
         """Stack TensorDicts along a new batch dimension without copying them: the elements stay separate.
 
         Reading a key stacks the tensors of that key. Elements may differ in keys, in shapes and in batch size: a batch
@@ -174,11 +177,12 @@ class TensorDictBase(
             >>> td.batch_size, td[1]["a"].shape
             (torch.Size([2]), torch.Size([3]))
         """
-        made: LazyStackedTensorDict = construct_and_join.lazy_stack(input, dim, out=out, **kwargs)
+        stacked: Any = construct_and_join.lazy_stack(input, dim, out=out, **kwargs)
+        made: LazyStackedTensorDict = stacked
         return made
 
     @classmethod
-    def maybe_dense_stack(cls, input: Sequence[T], dim: int = 0, *, out: Any = None, **kwargs: Any) -> T:
+    def maybe_dense_stack(cls, input: Sequence[T], dim: int = 0, *, out: T | None = None, **kwargs: Any) -> T:
         """Stack as `stack` where keys and shapes allow it, else as `lazy_stack`.
 
         Args:
@@ -238,7 +242,7 @@ class TensorDictBase(
         return made.lock_() if self.is_locked else made
 
     @classmethod
-    def cat(cls, input: Sequence[T], dim: int = 0, *, out: Any = None) -> T:
+    def cat(cls, input: Sequence[T], dim: int = 0, *, out: T | None = None) -> T:
         """Concatenate TensorDicts along a batch dimension, as `torch.cat`.
 
         Args:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tdstore import pickling
-from tdstore.container.core.container import Container
+from tdstore.container.core.container import Container, EntrySource
 from tdstore.container.core.key_views import IsLeaf
 from tdstore.container.core.paths import is_key
 from tdstore.container.core.tensorclasses import class_of, rewrap, unwrap
@@ -19,7 +19,7 @@ from tdstore.container.methods.access import AS_SET
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import InvalidTypeError, KeyExistsError, UnsupportedError, UntrustedDataError
 from tdstore.tensordicts.resident.indexing import IndexedTree
-from tdstore.types import Entry, IndexType, Names, Path
+from tdstore.types import Entry, IndexType, Names, NestedKey, Path
 
 _unhindered = torch.no_grad()
 """For in-place writes into parameters, which torch refuses while gradients are on."""
@@ -147,12 +147,12 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         found = super().__getitem__(index)
         return self._hooked(found) if self._get_post_hooks and is_key(index) else found
 
-    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Entry:
+    def get(self, key: NestedKey, default: object = AS_SET, **kwargs: object) -> Entry:
         """Return the entry as `TensorDict.get` does."""
         found = super().get(key, default, **kwargs)
         return self._hooked(found) if self._get_post_hooks and self._find(key) is not None else found
 
-    def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Entry:
+    def get_at(self, key: NestedKey, index: IndexType, default: object = AS_SET) -> Entry:
         """Return rows of the entry as `TensorDict.get_at` does."""
         found = super().get_at(key, index, default)
         return self._hooked(found) if self._get_post_hooks and self._find(key) is not None else found
@@ -211,14 +211,16 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
             else:
                 td._data[key] = self._own(value)
 
-    def set(self, key: Any, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
+    def set(self, key: NestedKey, item: object, inplace: bool = False, **kwargs: Any) -> Self:
         """Set an entry, which becomes a parameter or a buffer."""
         with torch.no_grad():
             super().set(key, item, inplace, **kwargs)
         self._convert(self)
         return self
 
-    def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
+    def update(
+        self, input_dict_or_td: EntrySource | None = None, clone: bool = False, inplace: bool = False, **kwargs: Any
+    ) -> Self:
         """Merge entries, which become parameters or buffers."""
         with torch.no_grad():
             super().update(input_dict_or_td, clone, inplace, **kwargs)

@@ -21,6 +21,7 @@ from tdstore.errors import OptionError, StoreError, StoreNotFoundError, UnknownD
 from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
 from tdstore.tensordicts.persistent.persistent import PersistentTensorDict
 from tdstore.tensordicts.resident.tensordict import TensorDict
+from tdstore.types import DeviceLike, SizeLike
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -52,8 +53,8 @@ class TensorDictStore(PersistentTensorDict):
         self,
         *,
         backend: str = "redis",
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = None,
         client: Any = None,
         td_id: str | None = None,
         cache_metadata: bool = True,
@@ -83,7 +84,9 @@ class TensorDictStore(PersistentTensorDict):
         self.close()
 
     @classmethod
-    def from_tensordict(cls, td: Any, *, backend: str = "redis", device: Any = None, **server: Any) -> Self:
+    def from_tensordict(
+        cls, td: Any, *, backend: str = "redis", device: DeviceLike | None = None, **server: Any
+    ) -> Self:
         """Put the entries of a TensorDict on a server, as a new dataset; arguments as those of the class."""
         place = _place(backend, uuid.uuid4().hex, server)
         return cls._over(td.save(mode="x", **place)._handle, device=device)
@@ -94,8 +97,8 @@ class TensorDictStore(PersistentTensorDict):
         input_dict: Mapping[Any, Any],
         *,
         auto_batch_size: bool | None = None,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = None,
         batch_dims: int | None = None,
         **server: Any,
     ) -> Self:
@@ -110,9 +113,9 @@ class TensorDictStore(PersistentTensorDict):
         cls,
         schema: Mapping[Any, Any],
         *,
-        batch_size: Sequence[int] | None = None,
+        batch_size: SizeLike | None = None,
         backend: str = "redis",
-        device: Any = None,
+        device: DeviceLike | None = None,
         **server: Any,
     ) -> Self:
         """Create a dataset of zeros that takes no room until rows are written; see `TensorDict.from_schema`."""
@@ -122,7 +125,13 @@ class TensorDictStore(PersistentTensorDict):
 
     @classmethod
     def from_store(
-        cls, *, td_id: str, backend: str = "redis", device: Any = None, tensorclass_cls: Any = None, **server: Any
+        cls,
+        *,
+        td_id: str,
+        backend: str = "redis",
+        device: DeviceLike | None = None,
+        tensorclass_cls: Any = None,
+        **server: Any,
     ) -> Self:
         """Open the dataset of that name; with `tensorclass_cls`, as one of that class.
 
@@ -177,12 +186,14 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         self.close()
 
     @classmethod
-    def from_lazy_stack(cls, lazy_td: Any, *, backend: str = "redis", device: Any = None, **server: Any) -> Self:
+    def from_lazy_stack(
+        cls, lazy_td: Any, *, backend: str = "redis", device: DeviceLike | None = None, **server: Any
+    ) -> Self:
         """Put a lazy stack on a server, as a new dataset; arguments as those of `TensorDictStore`."""
         return cls._stored(unlocked(lazy_td.save(mode="x", **_place(backend, uuid.uuid4().hex, server))), device)
 
     @classmethod
-    def from_store(cls, *, td_id: str, backend: str = "redis", device: Any = None, **server: Any) -> Self:
+    def from_store(cls, *, td_id: str, backend: str = "redis", device: DeviceLike | None = None, **server: Any) -> Self:
         """Open the lazy stack of that name.
 
         Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from types import FunctionType
 
 import tdstore
 from tests.house.sources import at_most, name_of, sources, tree
@@ -13,6 +14,9 @@ MOST = 92
 
 SHARE = 0.026
 """Which part of all public functions that is."""
+
+PARAMETERS = 32
+"""How many parameters of the methods of a TensorDict say `Any`; `**kwargs` and `*args` are not counted."""
 
 ENTRIES = 15
 """How many return `Entry`, an alias of `Any` for what `td[key]` returns."""
@@ -52,6 +56,29 @@ def test_few_public_functions_return_any():
     offenders = [name for name, kinds in functions if "Any" in kinds]
     at_most(MOST, offenders, "public functions that return Any")
     assert len(offenders) / len(functions) <= SHARE
+
+
+def test_few_parameters_of_methods_say_any():
+    offenders = [
+        f"{name}({parameter}: {said})"
+        for name, (_, method) in sorted(methods().items())
+        for parameter, said in method.__annotations__.items()
+        if parameter not in ("return", "args", "kwargs", "options") and "Any" in said
+    ]
+    at_most(PARAMETERS, offenders, "parameters of TensorDict's methods that are Any")
+
+
+def methods() -> dict[str, tuple[type, FunctionType]]:
+    """Return the public methods of containers, with the classes that define them, as editors show them."""
+    kinds = (tdstore.TensorDict, tdstore.LazyStackedTensorDict, tdstore.PersistentTensorDict)
+    found = {}
+    for kind in kinds:
+        for cls in kind.__mro__:
+            for name, held in vars(cls).items():
+                method = held.__func__ if isinstance(held, (classmethod, staticmethod)) else held
+                if isinstance(method, FunctionType) and not name.startswith("_"):
+                    found[f"{cls.__name__}.{name}"] = (cls, method)
+    return found
 
 
 def test_entries_are_few():

@@ -30,6 +30,7 @@ from tdstore.index.rows import nested_over
 from tdstore.pickling import rebuild
 from tdstore.storekit import files, refusals
 from tdstore.storekit.session import Lease
+from tdstore.types import DeviceLike
 
 
 class MemoryMappedTensor(Tensor):
@@ -224,7 +225,7 @@ class MemoryMappedTensor(Tensor):
         *,
         shape: Sequence[int] | Tensor | None = None,
         dtype: torch.dtype | None = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         index: Any = None,
         filename: str | os.PathLike[str] | None = None,
         handler: Any = None,
@@ -274,7 +275,7 @@ class MemoryMappedTensor(Tensor):
         shape: Tensor | Sequence[Sequence[int]],
         *,
         dtype: torch.dtype | None = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         filename: str | os.PathLike[str] | None = None,
         existsok: bool = False,
     ) -> Self:
@@ -295,17 +296,23 @@ class MemoryMappedTensor(Tensor):
         return cls.full(sizes, 0, dtype=dtype, device=device, filename=filename, existsok=existsok)
 
     @classmethod
-    def empty(cls, *shape: Any, dtype: Any = None, device: Any = None, filename: Any = None, **kw: Any) -> Self:
+    def empty(
+        cls, *shape: Any, dtype: Any = None, device: DeviceLike | None = None, filename: Any = None, **kw: Any
+    ) -> Self:
         """Make a tensor of zeros over a new file; the disk is not touched until it is written to."""
         return cls.full(*shape, fill_value=0, dtype=dtype, device=device, filename=filename, **kw)
 
     @classmethod
-    def zeros(cls, *shape: Any, dtype: Any = None, device: Any = None, filename: Any = None, **kw: Any) -> Self:
+    def zeros(
+        cls, *shape: Any, dtype: Any = None, device: DeviceLike | None = None, filename: Any = None, **kw: Any
+    ) -> Self:
         """Make a tensor of zeros over a new file; the disk is not touched until it is written to."""
         return cls.full(*shape, fill_value=0, dtype=dtype, device=device, filename=filename, **kw)
 
     @classmethod
-    def ones(cls, *shape: Any, dtype: Any = None, device: Any = None, filename: Any = None, **kw: Any) -> Self:
+    def ones(
+        cls, *shape: Any, dtype: Any = None, device: DeviceLike | None = None, filename: Any = None, **kw: Any
+    ) -> Self:
         """Make a tensor of ones over a new file."""
         return cls.full(*shape, fill_value=1, dtype=dtype, device=device, filename=filename, **kw)
 
@@ -315,7 +322,7 @@ class MemoryMappedTensor(Tensor):
         *shape: Any,
         fill_value: Any = None,
         dtype: torch.dtype | None = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         filename: str | os.PathLike[str] | None = None,
         existsok: bool = False,
         **kw: Any,

@@ -20,6 +20,7 @@ from tdstore.container.core.paths import entry_path
 from tdstore.container.core.primitives import GROUP as GROUP
 from tdstore.container.core.primitives import LEAF as LEAF
 from tdstore.container.core.primitives import VALUE as VALUE
+from tdstore.container.core.primitives import EntrySource as EntrySource
 from tdstore.container.core.primitives import Primitives
 from tdstore.container.entries.nested_tensors import leaf_shape
 from tdstore.container.entries.structured_arrays import fields_of

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from types import EllipsisType
 from typing import Any, Self
 
 from tdstore.errors import InvalidArgumentError, InvalidStateError
 from tdstore.ops.base import OpsBase
-from tdstore.types import Names
+from tdstore.types import Names, NamesLike
 
 
-def as_names(names: Sequence[str | None] | None, ndim: int) -> Names:
+def as_names(names: NamesLike, ndim: int) -> Names:
     """Check names for `ndim` batch dimensions; all-None becomes None.
 
     Raises:
@@ -70,7 +70,7 @@ class NamesMixin(OpsBase):
         return [None] * len(self.batch_size) if self._names is None else list(self._names)
 
     @names.setter
-    def names(self, names: Sequence[str | None] | None) -> None:
+    def names(self, names: NamesLike) -> None:
         wanted = as_names(names, len(self.batch_size))
         self._check_names(wanted)
         self._set_names(wanted)
@@ -93,7 +93,7 @@ class NamesMixin(OpsBase):
         td._set_names(names)
         return td
 
-    def refine_names(self, *names: Any) -> Self:
+    def refine_names(self, *names: str | EllipsisType | None) -> Self:
         """Name dimensions that have no name; an ellipsis stands for those to leave as they are.
 
         Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,10 @@ from tdstore.types import LeafSpec, Names
 LEAF = "leaf"
 GROUP = "group"
 VALUE = "value"
+
+
+EntrySource: TypeAlias = "OpsBase | Mapping[Any, Any]"
+"""Where entries are copied from: a TensorDict, or a dict of entries by key."""
 
 
 class LeafFacts(NamedTuple):

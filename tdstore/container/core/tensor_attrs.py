@@ -15,6 +15,7 @@ from tdstore.container.core.container import GROUP, LEAF, Container
 from tdstore.container.values.nontensor import MetaData
 from tdstore.errors import InvalidArgumentError
 from tdstore.index.shapes import as_size
+from tdstore.types import SizeLike
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.resident.tensordict import TensorDict
@@ -42,7 +43,7 @@ class TensorAttrs(MetaData):
         tgt_dtype: torch.dtype | None = None,
         tgt_shape: Any = None,
         *,
-        batch_size: Any = None,
+        batch_size: SizeLike | None = None,
         device: object = None,
         names: object = None,
     ) -> None:
@@ -51,7 +52,7 @@ class TensorAttrs(MetaData):
         super().__init__(dict(zip(FIELDS, (at, tgt_dtype, size), strict=True)), batch_size)
 
     @classmethod
-    def from_data(cls, data: Any, batch_size: Any = None) -> Self:
+    def from_data(cls, data: Any, batch_size: SizeLike | None = None) -> Self:
         """Build an instance from the `data` of another, as it was stored.
 
         Raises:

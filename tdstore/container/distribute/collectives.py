@@ -20,8 +20,11 @@ from tdstore.container.distribute.rank_trees import (
 )
 from tdstore.parallel import collectives, wire
 from tdstore.parallel.links import Link
+from tdstore.types import DeviceLike
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, ReduceOp
+
     from tdstore.parallel.collectives import Later
     from tdstore.parallel.links import Transfer
     from tdstore.tensordicts.base import TensorDictBase
@@ -44,7 +47,7 @@ class DistributedMixin(Container):
         self,
         dst: int | None = None,
         *,
-        group: Any = None,
+        group: ProcessGroup | None = None,
         group_dst: int | None = None,
         init_tag: int = 0,
         pseudo_rand: bool = False,
@@ -77,7 +80,7 @@ class DistributedMixin(Container):
         self,
         src: int | None = None,
         *,
-        group: Any = None,
+        group: ProcessGroup | None = None,
         group_src: int | None = None,
         init_tag: int = 0,
         pseudo_rand: bool = False,
@@ -95,7 +98,7 @@ class DistributedMixin(Container):
         self,
         dst: int | None = None,
         *,
-        group: Any = None,
+        group: ProcessGroup | None = None,
         group_dst: int | None = None,
         init_tag: int = 0,
         pseudo_rand: bool = False,
@@ -113,7 +116,7 @@ class DistributedMixin(Container):
         self,
         src: int | None = None,
         *,
-        group: Any = None,
+        group: ProcessGroup | None = None,
         group_src: int | None = None,
         return_premature: bool = False,
         init_tag: int = 0,
@@ -139,7 +142,12 @@ class DistributedMixin(Container):
 
     # -- all together ------------------------------------------------------------------------
     def reduce(
-        self, dst: int, op: Any = None, async_op: bool = False, return_premature: bool = False, group: Any = None
+        self,
+        dst: int,
+        op: ReduceOp.RedOpType | None = None,
+        async_op: bool = False,
+        return_premature: bool = False,
+        group: ProcessGroup | None = None,
     ) -> list[Later] | None:
         """Reduce each leaf over all ranks, in place on rank `dst`; elsewhere nothing changes.
 
@@ -155,7 +163,9 @@ class DistributedMixin(Container):
         found = collectives.reduce(link, tree_of(self), link.rank_of(dst, None, "dst"), op, not premature)
         return found if premature else None
 
-    def all_reduce(self, op: Any = None, *, group: Any = None, async_op: bool = False) -> list[Later] | None:
+    def all_reduce(
+        self, op: ReduceOp.RedOpType | None = None, *, group: ProcessGroup | None = None, async_op: bool = False
+    ) -> list[Later] | None:
         """Reduce each leaf over all ranks, in place on all of them; see `reduce`.
 
         Returns:
@@ -164,7 +174,7 @@ class DistributedMixin(Container):
         found = collectives.reduce(Link(group), tree_of(self), None, op, not async_op)
         return found if async_op else None
 
-    def gather_and_stack(self, dst: int, group: Any = None) -> Self | None:
+    def gather_and_stack(self, dst: int, group: ProcessGroup | None = None) -> Self | None:
         """Gather the tensors of all other ranks on rank `dst`, in place, one row for each.
 
         There the first dimension is as long as the other ranks are many, and rows come in the order of the ranks.
@@ -184,7 +194,9 @@ class DistributedMixin(Container):
         collectives.gather(link, tree if error else RowTree(tree, 0), lambda row: RowTree(tree, row), to, error)
         return self
 
-    def broadcast(self, src: int, *, group: Any = None, device: Any = None) -> TensorDictBase:
+    def broadcast(
+        self, src: int, *, group: ProcessGroup | None = None, device: DeviceLike | None = None
+    ) -> TensorDictBase:
         """Send this TensorDict, as it is on rank `src`, to all ranks: values that are not tensors and names too.
 
         Returns:
@@ -197,7 +209,7 @@ class DistributedMixin(Container):
         link = Link(group)
         return broadcast_whole(self, link, link.rank_of(src, None, "src"), device)
 
-    def all_gather(self, *, group: Any = None) -> list[Any]:
+    def all_gather(self, *, group: ProcessGroup | None = None) -> list[Any]:
         """Return the TensorDicts of all ranks, by rank: each in memory, over one buffer. They may differ in structure.
 
         Raises:
@@ -209,7 +221,12 @@ class DistributedMixin(Container):
         return found
 
     def scatter(
-        self, src: int, tensordicts: Sequence[Any] | None = None, *, group: Any = None, device: Any = None
+        self,
+        src: int,
+        tensordicts: Sequence[Any] | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        device: DeviceLike | None = None,
     ) -> TensorDictBase:
         """Send each rank its TensorDict of a list that rank `src` has.
 
@@ -245,7 +262,11 @@ class DistributedMixin(Container):
         return made
 
     def init_remote(
-        self, dst: int | None = None, group: Any = None, device: Any = None, use_broadcast: bool = False
+        self,
+        dst: int | None = None,
+        group: ProcessGroup | None = None,
+        device: DeviceLike | None = None,
+        use_broadcast: bool = False,
     ) -> None:
         """Send all of this TensorDict, structure and values too, to a rank that calls `from_remote_init`.
 
@@ -270,7 +291,7 @@ class DistributedMixin(Container):
 
     @classmethod
     def from_remote_init(
-        cls, src: int, group: Any = None, device: Any = None, use_broadcast: bool = False
+        cls, src: int, group: ProcessGroup | None = None, device: DeviceLike | None = None, use_broadcast: bool = False
     ) -> TensorDictBase:
         """Receive the TensorDict that rank `src` sends by `init_remote`: in memory, over one buffer.
 

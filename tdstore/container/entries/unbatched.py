@@ -15,6 +15,7 @@ from tdstore.index.shapes import as_size
 from tdstore.index.tracing import traced
 from tdstore.ops.rearrange import Padding
 from tdstore.pickling import rebuild
+from tdstore.types import SizeLike
 
 LEAF = "data"
 """Below its key, a store keeps the tensor by this name."""
@@ -43,7 +44,7 @@ class UnbatchedTensor(Tensor, NonTensor):  # type: ignore[misc]  # methods of bo
     """The plain tensor. This object is an alias of its memory, and all torch functions are run on it."""
     _batch_size: torch.Size
 
-    def __new__(cls, data: Any, batch_size: Any = None) -> UnbatchedTensor:
+    def __new__(cls, data: Any, batch_size: SizeLike | None = None) -> UnbatchedTensor:
         if isinstance(data, UnbatchedTensor):
             if batch_size is None:
                 return data

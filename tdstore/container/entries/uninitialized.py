@@ -11,6 +11,7 @@ from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedPara
 from torch.utils._pytree import tree_leaves
 
 from tdstore.errors import InvalidStateError, UnevenError
+from tdstore.types import DeviceLike
 
 _INITIALIZED = frozenset((Tensor, Parameter))
 
@@ -31,13 +32,15 @@ class StackedMixin:
 
     count: int
 
-    def __new__(cls, count: int, requires_grad: bool = False, device: Any = None, dtype: Any = None) -> Self:
+    def __new__(
+        cls, count: int, requires_grad: bool = False, device: DeviceLike | None = None, dtype: Any = None
+    ) -> Self:
         allocate: Any = super().__new__
         made: Any = allocate(cls, requires_grad, device, dtype)
         made.count = count
         return made  # type: ignore[no-any-return]
 
-    def materialize(self, shape: Sequence[int], device: Any = None, dtype: Any = None) -> None:
+    def materialize(self, shape: Sequence[int], device: DeviceLike | None = None, dtype: Any = None) -> None:
         """Become a tensor of `[count, *shape]`, whose values are not set."""
         below: Any = super()
         below.materialize((self.count, *shape), device, dtype)

@@ -24,7 +24,7 @@ from tdstore.errors import (
 )
 from tdstore.index.shapes import as_dim, as_size
 from tdstore.settings import Switch
-from tdstore.types import Names, Path, path_text
+from tdstore.types import DeviceLike, Names, Path, path_text
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -145,9 +145,9 @@ def nested_names(column: Sequence[Any], names: Names, n: int, new: torch.Size) -
 
 
 @overload
-def stack(input: Iterable[TypedT], dim: int = 0, *, out: Any = None) -> TypedT: ...
+def stack(input: Iterable[TypedT], dim: int = 0, *, out: TypedT | None = None) -> TypedT: ...
 @overload
-def stack(input: Iterable[T], dim: int = 0, *, out: Any = None) -> T: ...
+def stack(input: Iterable[T], dim: int = 0, *, out: T | None = None) -> T: ...
 def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     """Stack TensorDicts along a new batch dimension, as `torch.stack`.
 
@@ -195,9 +195,9 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
 
 
 @overload
-def cat(input: Iterable[TypedT], dim: int = 0, *, out: Any = None) -> TypedT: ...
+def cat(input: Iterable[TypedT], dim: int = 0, *, out: TypedT | None = None) -> TypedT: ...
 @overload
-def cat(input: Iterable[T], dim: int = 0, *, out: Any = None) -> T: ...
+def cat(input: Iterable[T], dim: int = 0, *, out: T | None = None) -> T: ...
 def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     """Concatenate TensorDicts along a batch dimension, as `torch.cat`. With a lazy stack among them, the result is one.
 
@@ -300,7 +300,7 @@ def lazy_stack(
     input: Iterable[TypedT],
     dim: int = 0,
     *,
-    device: Any = None,
+    device: DeviceLike | None = None,
     out: Any = None,
     stack_dim_name: str | None = None,
     strict_shape: bool = False,
@@ -310,7 +310,7 @@ def lazy_stack(
     input: Iterable[TensorDictBase],
     dim: int = 0,
     *,
-    device: Any = None,
+    device: DeviceLike | None = None,
     out: Any = None,
     stack_dim_name: str | None = None,
     strict_shape: bool = False,
@@ -320,7 +320,7 @@ def lazy_stack(
     input: Iterable[T],
     dim: int = 0,
     *,
-    device: Any = None,
+    device: DeviceLike | None = None,
     out: Any = None,
     stack_dim_name: str | None = None,
     strict_shape: bool = False,
@@ -329,7 +329,7 @@ def lazy_stack(
     input: Iterable[Any],
     dim: int = 0,
     *,
-    device: Any = None,
+    device: DeviceLike | None = None,
     out: Any = None,
     stack_dim_name: str | None = None,
     strict_shape: bool = False,
@@ -378,7 +378,7 @@ def lazy_stack(
     return made if out is None else out.update(made, inplace=True)
 
 
-def maybe_dense_stack(input: Iterable[T], dim: int = 0, *, out: Any = None, **kwargs: Any) -> T:
+def maybe_dense_stack(input: Iterable[T], dim: int = 0, *, out: T | None = None, **kwargs: Any) -> T:
     """Stack as `torch.stack` where keys and shapes allow it, else as `lazy_stack`; nested TensorDicts one by one."""
     tds = list(input)
     if tds and all(isinstance(td, NonTensor) for td in tds):

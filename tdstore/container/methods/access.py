@@ -63,7 +63,7 @@ class AccessMixin(Container):
         return node, path[-1]
 
     # -- reading -----------------------------------------------------------------------------
-    def get(self, key: NestedKey, default: Any = AS_SET, **kwargs: Any) -> Entry:
+    def get(self, key: NestedKey, default: object = AS_SET, **kwargs: object) -> Entry:
         """Return the entry, or `default`. Non-tensor values come wrapped; `td[key]` unwraps them.
 
         Args:
@@ -124,7 +124,7 @@ class AccessMixin(Container):
             node = node._raw(part)
         return None if node._kind(path[-1]) is None else (node, path[-1])
 
-    def get_at(self, key: NestedKey, index: Any, default: Any = AS_SET) -> Entry:
+    def get_at(self, key: NestedKey, index: IndexType, default: object = AS_SET) -> Entry:
         """Return `td.get(key)[index]` without reading any more than that. If there is no such entry, return `default`.
 
         Args:
@@ -157,7 +157,7 @@ class AccessMixin(Container):
         """Return a row of a leaf that is a plain tensor in memory; None where it takes a closer look."""
         return None
 
-    def get_non_tensor(self, key: NestedKey, default: Any = NO_DEFAULT) -> Entry:
+    def get_non_tensor(self, key: NestedKey, default: object = NO_DEFAULT) -> Entry:
         """Return the unwrapped value of a non-tensor entry (or the entry itself), or `default`."""
         found = self.get(key, default)
         return found.plain() if isinstance(found, NonTensor) else found

@@ -17,7 +17,7 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.index.shapes import as_size
 from tdstore.storekit.pages import HOLES
-from tdstore.types import Path, path_text
+from tdstore.types import DeviceLike, NamesLike, Path, SizeLike, path_text
 
 
 def writes_in_place(out: Any, made: Any) -> bool:
@@ -48,7 +48,7 @@ class Mapper:
         filter_empty: bool | None,
         call_on_nested: bool,
         is_leaf: Callable[[type], bool] | None = None,
-        device: Any = NO_DEFAULT,
+        device: DeviceLike | None = NO_DEFAULT,
     ) -> None:
         self.device = device
         self.fn, self.named, self.default, self.is_leaf = fn, named, default, is_leaf
@@ -124,18 +124,18 @@ class ApplyMixin(Container):
 
     def apply(
         self,
-        fn: Callable[..., Any],
-        *others: Any,
-        batch_size: Any = None,
-        device: Any = NO_DEFAULT,
-        names: Any = NO_DEFAULT,
+        fn: Callable[..., object],
+        *others: Container,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = NO_DEFAULT,
+        names: NamesLike = NO_DEFAULT,
         inplace: bool = False,
-        default: Any = NO_DEFAULT,
+        default: object = NO_DEFAULT,
         filter_empty: bool | None = None,
         propagate_lock: bool = False,
         call_on_nested: bool = False,
         is_leaf: Callable[[type], bool] | None = None,
-        out: Any = None,
+        out: Container | None = None,
     ) -> Self:
         """Call a function on each tensor, and return a TensorDict of the results.
 
@@ -202,7 +202,9 @@ class ApplyMixin(Container):
         )
         return made
 
-    def named_apply(self, fn: Callable[..., Any], *others: Any, nested_keys: bool = False, **kwargs: Any) -> Self:
+    def named_apply(
+        self, fn: Callable[..., object], *others: Container, nested_keys: bool = False, **kwargs: Any
+    ) -> Self:
         """Call a function on each tensor with its key: like `apply`, with `fn(key, leaf, *leaves of others)`.
 
         Args:
@@ -227,7 +229,7 @@ class ApplyMixin(Container):
         made: Self = self._map_leaves(call, others, True, **kwargs)
         return made
 
-    def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
+    def apply_(self, fn: Callable[..., object], *others: Container, **kwargs: Any) -> Self:
         """Call a function on each tensor, and write the results into the tensors in place.
 
         Args:
@@ -263,8 +265,8 @@ class ApplyMixin(Container):
         others: tuple[Any, ...],
         named: bool,
         *,
-        batch_size: Any = None,
-        device: Any = NO_DEFAULT,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = NO_DEFAULT,
         names: Any = NO_DEFAULT,
         inplace: bool = False,
         default: Any = NO_DEFAULT,

@@ -18,6 +18,7 @@ from tdstore.container.core.tensor_attrs import FIELDS, TensorAttrs, asked, conv
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.errors import BatchSizeError, InvalidStateError, InvalidTypeError, UnsupportedError
 from tdstore.index.shapes import as_size
+from tdstore.types import DeviceLike
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.resident.tensordict import TensorDict
@@ -175,10 +176,11 @@ class PlacingMixin(Container):
         """
         return self.to("cpu", **kwargs)
 
-    def cuda(self, device: Any = None, **kwargs: Any) -> Self:
+    def cuda(self, device: DeviceLike | None = None, **kwargs: Any) -> Self:
         """Move to a GPU: `to("cuda")`, or to the one that a number, a name or a `torch.device` says."""
-        number = type(device) is int
-        return self.to("cuda" if device is None else torch.device("cuda", device) if number else device, **kwargs)
+        if isinstance(device, int):
+            device = torch.device("cuda", device)
+        return self.to("cuda" if device is None else device, **kwargs)
 
     def auto_device_(self) -> Self:
         """Set the device to that of the leaves, if they share one; also in nested TensorDicts."""
@@ -277,7 +279,7 @@ class PlacingMixin(Container):
         made: Self = self.pin_memory(None if num_threads == "auto" else int(num_threads), inplace=True)
         return made
 
-    def record_stream(self, stream: Any) -> Self:
+    def record_stream(self, stream: torch.Stream) -> Self:
         """Tell the allocator that a CUDA stream uses the leaves: see [`torch.Tensor.record_stream`][].
 
         Raises:

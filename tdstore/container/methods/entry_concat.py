@@ -77,7 +77,7 @@ class ColumnsMixin(Container):
         return [self[key] for key in sorted]
 
     def separates(
-        self, *keys: NestedKey, default: Any = NO_DEFAULT, strict: bool = True, filter_empty: bool = True
+        self, *keys: NestedKey, default: object = NO_DEFAULT, strict: bool = True, filter_empty: bool = True
     ) -> Self:
         """Take entries out of this TensorDict, and return them as a separate one.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -14,6 +14,7 @@ from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.errors import InvalidStateError, InvalidTypeError
 from tdstore.keys import key_text
 from tdstore.ops.reduce import Over
+from tdstore.types import NestedKey
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -131,7 +132,7 @@ class MeasureMixin(Container):
             return all(leaf.is_floating_point() for leaf in plain)
         return all(node._leaf_facts(key).dtype.is_floating_point for node, key in self._leaf_places())
 
-    def is_non_tensor(self, key: Any) -> bool:
+    def is_non_tensor(self, key: NestedKey) -> bool:
         """Return whether the entry at a (nested) key is a value that is not a tensor.
 
         Args:
@@ -189,7 +190,11 @@ class MeasureMixin(Container):
         return self
 
     def backward(
-        self, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
+        self,
+        gradient: Container | Mapping[str, object] | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Container | Tensor | Sequence[Tensor] | None = None,
     ) -> None:
         """Compute gradients of all leaves that require one, in one pass, and accumulate them in the graph's leaves.
 
@@ -226,10 +231,11 @@ class MeasureMixin(Container):
             )
         else:
             grads = [None] * len(roots)
-        if hasattr(inputs, "_leaf_list"):
-            inputs = inputs._leaf_list()
+        ends: Any = inputs
+        if hasattr(ends, "_leaf_list"):
+            ends = ends._leaf_list()
         torch.autograd.backward(
-            list(roots.values()), grads, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs
+            list(roots.values()), grads, retain_graph=retain_graph, create_graph=create_graph, inputs=ends
         )
 
     def clear_refs_for_compile_(self) -> Self:

@@ -14,7 +14,7 @@ from tdstore.container.entries.unbatched import UnbatchedTensor
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.index.shapes import as_size, flat_args
-from tdstore.types import NestedKey, Path
+from tdstore.types import DeviceLike, NestedKey, Number, Path, SizeLike
 
 
 class FillingMixin(Container):
@@ -37,7 +37,7 @@ class FillingMixin(Container):
         """
         return self._foreach_(torch._foreach_zero_)
 
-    def fill_(self, key: NestedKey, value: Any) -> Self:
+    def fill_(self, key: NestedKey, value: Number) -> Self:
         """Fill one entry in place with a number: in a nested TensorDict, every leaf. A value stays as it is.
 
         Args:
@@ -68,7 +68,7 @@ class FillingMixin(Container):
         return self.set_(key, torch.full((), value, dtype=entry.dtype, device=entry.device).expand(entry.shape))
 
     # -- new tensors of the same form ----------------------------------------------------------
-    def new_zeros(self, *size: Any, **kwargs: Any) -> Self:
+    def new_zeros(self, *size: SizeLike, **kwargs: Any) -> Self:
         """Create zeros with the feature shapes and dtypes of these leaves, for another batch size.
 
         The last dimensions of `size` have the names of the last batch dimensions. Values that differ from row
@@ -89,24 +89,24 @@ class FillingMixin(Container):
         """
         return self._new_leaves(size, Tensor.new_zeros, kwargs)
 
-    def new_ones(self, *size: Any, **kwargs: Any) -> Self:
+    def new_ones(self, *size: SizeLike, **kwargs: Any) -> Self:
         """Create ones; see `new_zeros`."""
         return self._new_leaves(size, Tensor.new_ones, kwargs)
 
-    def new_empty(self, *size: Any, **kwargs: Any) -> Self:
+    def new_empty(self, *size: SizeLike, **kwargs: Any) -> Self:
         """Create uninitialised leaves; see `new_zeros`."""
         return self._new_leaves(size, Tensor.new_empty, kwargs)
 
-    def new_full(self, size: Any, fill_value: Any, **kwargs: Any) -> Self:
+    def new_full(self, size: SizeLike, fill_value: Number, **kwargs: Any) -> Self:
         """Create leaves filled with `fill_value`; see `new_zeros`."""
         return self._new_leaves((size,), Tensor.new_full, {**kwargs, "fill_value": fill_value})
 
     def new_tensor(
         self,
-        data: Any,
+        data: Tensor | Container,
         *,
         dtype: torch.dtype | None = None,
-        device: Any = NO_DEFAULT,
+        device: DeviceLike | None = NO_DEFAULT,
         requires_grad: bool = False,
         pin_memory: bool | None = None,
     ) -> Self:

@@ -125,7 +125,7 @@ class KeySelectionMixin(Container):
         self,
         *key_sets: Iterable[NestedKey] | dict[NestedKey, NestedKey],
         inplace: bool = False,
-        default: Any = NO_DEFAULT,
+        default: object = NO_DEFAULT,
         strict: bool = True,
         reproduce_struct: bool = False,
     ) -> tuple[Self, ...]:

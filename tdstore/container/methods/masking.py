@@ -7,14 +7,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tdstore.container.core.container import Container
+from tdstore.container.core.container import Container, EntrySource
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.functions.broadcast import expanded_as, uneven, widened
 from tdstore.container.storage.block_writer import into, rows_of
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.errors import BatchSizeError, InvalidTypeError, KeyNotFoundError
 from tdstore.keys import unravel
-from tdstore.types import Path, path_text
+from tdstore.types import Number, Path, path_text
 
 
 class MaskingMixin(Container):
@@ -22,7 +22,7 @@ class MaskingMixin(Container):
 
     __slots__ = ()
 
-    def masked_fill_(self, mask: Tensor, value: Any) -> Self:
+    def masked_fill_(self, mask: Tensor, value: EntrySource | Tensor | Number) -> Self:
         """Set the rows where a mask is true, in place, in every entry.
 
         Args:
@@ -44,7 +44,7 @@ class MaskingMixin(Container):
         self[mask] = value
         return self
 
-    def masked_fill(self, mask: Tensor, value: Any) -> Self:
+    def masked_fill(self, mask: Tensor, value: EntrySource | Tensor | Number) -> Self:
         """Copy, with `value` in the rows where `mask` is true."""
         return self.clone().masked_fill_(mask, value)
 
@@ -66,7 +66,13 @@ class MaskingMixin(Container):
             )
 
     def where(
-        self, condition: Tensor, other: Any, *, out: Any = None, pad: Any = None, update_batch_size: bool = False
+        self,
+        condition: Tensor,
+        other: Container | Tensor | Number,
+        *,
+        out: Self | None = None,
+        pad: Number | None = None,
+        update_batch_size: bool = False,
     ) -> Self:
         """Select rows of this TensorDict where a condition is true, and of `other` elsewhere.
 

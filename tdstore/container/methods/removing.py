@@ -43,7 +43,7 @@ class RemovingMixin(Container):
         node._drop([last])
         return self
 
-    def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Entry:
+    def pop(self, key: NestedKey, default: object = NO_DEFAULT) -> Entry:
         """Remove an entry and return it. An entry of a stored TensorDict is read into memory first.
 
         Args:

@@ -16,6 +16,7 @@ from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import UnevenError
 from tdstore.index.shapes import as_size
 from tdstore.index.tracing import traced
+from tdstore.types import DeviceLike, NamesLike, SizeLike
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.resident.tensordict import TensorDict
@@ -28,7 +29,12 @@ class TransformsMixin(Container):
 
     # -- copying -----------------------------------------------------------------------------
     def empty(
-        self, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = None
+        self,
+        recurse: bool = False,
+        *,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = NO_DEFAULT,
+        names: NamesLike = None,
     ) -> Self:
         """Return a TensorDict of the same batch size, device and names, without tensors.
 

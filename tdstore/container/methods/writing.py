@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tdstore import errors
-from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
+from tdstore.container.core.container import GROUP, LEAF, VALUE, Container, EntrySource
 from tdstore.container.core.key_views import IsLeaf, walk
 from tdstore.container.core.paths import entry_path, is_key
 from tdstore.container.core.tensorclasses import class_of, rewrap
@@ -32,7 +32,7 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.index.index_terms import as_terms, reaches_past, spelled_out
 from tdstore.index.selection import index_shape
 from tdstore.keys import key_text
-from tdstore.types import Entry, NestedKey, Path, path_text
+from tdstore.types import Entry, IndexType, NestedKey, Path, path_text
 
 
 class WritingMixin(Container):
@@ -42,7 +42,7 @@ class WritingMixin(Container):
 
     # -- writing -----------------------------------------------------------------------------
     def set(
-        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any
+        self, key: NestedKey, item: object, inplace: bool = False, *, non_blocking: bool = False, **kwargs: object
     ) -> Self:
         """Set an entry, creating nested TensorDicts on the way.
 
@@ -150,7 +150,7 @@ class WritingMixin(Container):
             value = NonTensorData(item, self._batch_size)
         return value
 
-    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
+    def set_(self, key: NestedKey, item: object, *, non_blocking: bool = False) -> Self:
         """Write into an existing entry in place: same shape, cast to its dtype.
 
         Every view of the entry's memory sees the new values, and a locked TensorDict allows it.
@@ -183,7 +183,7 @@ class WritingMixin(Container):
         node._write({last: value})
         return self
 
-    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+    def set_at_(self, key: NestedKey, value: object, index: IndexType, *, non_blocking: bool = False) -> Self:
         """Write rows of an existing entry in place: `td[key][index] = value`, broadcast and cast as torch does.
 
         Args:
@@ -210,7 +210,7 @@ class WritingMixin(Container):
             node._write({last: spread_list(node, last, value, (index,))}, (index,))
         return self
 
-    def set_non_tensor(self, key: NestedKey, value: Any) -> Self:
+    def set_non_tensor(self, key: NestedKey, value: object) -> Self:
         """Store any object as one value for the whole batch, even one that `set` would convert to a tensor.
 
         Args:
@@ -230,7 +230,7 @@ class WritingMixin(Container):
         """
         return self.set(key, NonTensorData(value, self._batch_size))
 
-    def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Entry:
+    def setdefault(self, key: NestedKey, default: object, inplace: bool = False) -> Entry:
         """Set an entry if it does not exist, and return the entry.
 
         Args:
@@ -253,12 +253,12 @@ class WritingMixin(Container):
 
     def update(
         self,
-        input_dict_or_td: Any = None,
+        input_dict_or_td: EntrySource | None = None,
         clone: bool = False,
         inplace: bool = False,
         *,
         non_blocking: bool = False,
-        keys_to_update: Any = None,
+        keys_to_update: Sequence[NestedKey] | None = None,
         is_leaf: IsLeaf | None = None,
         update_batch_size: bool = False,
         ignore_lock: bool = False,
@@ -366,11 +366,11 @@ class WritingMixin(Container):
 
     def update_(
         self,
-        input_dict_or_td: Any = None,
+        input_dict_or_td: EntrySource | None = None,
         clone: bool = False,
         *,
         non_blocking: bool = False,
-        keys_to_update: Any = None,
+        keys_to_update: Sequence[NestedKey] | None = None,
         **kwargs: Any,
     ) -> Self:
         """Write into existing entries in place; nothing is written unless every key exists.
@@ -402,7 +402,7 @@ class WritingMixin(Container):
             input_dict_or_td = dict(input_dict_or_td)
         return self._update_in_place(source_of(input_dict_or_td, kwargs), None, keys_to_update)
 
-    def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
+    def copy_(self, tensordict: EntrySource, non_blocking: bool = False) -> Self:
         """Write into existing entries in place: another name of `update_`.
 
         Args:
@@ -423,12 +423,12 @@ class WritingMixin(Container):
 
     def update_at_(
         self,
-        input_dict_or_td: Any,
-        idx: Any,
+        input_dict_or_td: EntrySource,
+        idx: IndexType,
         clone: bool = False,
         *,
         non_blocking: bool = False,
-        keys_to_update: Any = None,
+        keys_to_update: Sequence[NestedKey] | None = None,
     ) -> Self:
         """Write rows of existing entries in place; entries that the source lacks stay as they are.
 
@@ -453,7 +453,9 @@ class WritingMixin(Container):
         """
         return self._update_in_place(input_dict_or_td, as_terms(idx), keys_to_update)
 
-    def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True) -> Self:
+    def copy_at_(
+        self, tensordict: EntrySource, idx: IndexType, non_blocking: bool = False, *, fast: bool = True
+    ) -> Self:
         """Call `update_at_`; this is an alias."""
         return self.update_at_(tensordict, idx)
 

@@ -24,7 +24,7 @@ from tdstore.errors import InvalidStateError, InvalidTypeError, UnsupportedError
 from tdstore.index.shapes import flat_args
 from tdstore.io.opening import Location
 from tdstore.keys import key_text
-from tdstore.types import LeafSpec, Mode, NestedKey, Path, StoreIndex, Write
+from tdstore.types import DeviceLike, LeafSpec, Mode, NestedKey, Path, SizeLike, StoreIndex, Write
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -235,7 +235,7 @@ class NamedStorageMixin(Container):
         return None if place is None else SavedPath(place)
 
     def make_memmap(
-        self, key: NestedKey, shape: Any, *, dtype: torch.dtype | None = None, robust_key: bool = True
+        self, key: NestedKey, shape: SizeLike, *, dtype: torch.dtype | None = None, robust_key: bool = True
     ) -> Tensor:
         """Add a zero-filled entry to the dataset of this TensorDict, locked or not."""
         spec = LeafSpec(flat_args((shape,)), dtype or torch.get_default_dtype())
@@ -265,8 +265,8 @@ class NamedStorageMixin(Container):
     def make_memmap_from_storage(
         self,
         key: NestedKey,
-        storage: Any,
-        shape: Any,
+        storage: torch.UntypedStorage,
+        shape: SizeLike,
         *,
         dtype: torch.dtype | None = None,
         robust_key: bool = True,
@@ -384,7 +384,7 @@ class NamedStorageMixin(Container):
         db: int = 0,
         unix_socket_path: str | None = None,
         prefix: str = "tensordict",
-        device: Any = None,
+        device: DeviceLike | None = None,
         location: Location = None,
         **kwargs: Any,
     ) -> TensorDictBase:
@@ -453,8 +453,8 @@ class NamedStorageMixin(Container):
         mode: Mode = "r",
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = None,
     ) -> TensorDictBase:
         """Open an HDF5 file, ours or a foreign one, as a `PersistentTensorDict`. Needs `tdstore-h5`.
 
@@ -491,8 +491,8 @@ class NamedStorageMixin(Container):
         mode: Mode = "r",
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = None,
     ) -> TensorDictBase:
         """Open a zarr store, ours or a foreign one, as a `PersistentTensorDict`.
 

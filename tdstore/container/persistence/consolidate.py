@@ -28,7 +28,7 @@ from tdstore.io.consolidated.file import map_file, write_file
 from tdstore.io.opening import Location
 from tdstore.registry import registry
 from tdstore.storekit import files
-from tdstore.types import Path, Verify, path_text
+from tdstore.types import DeviceLike, Path, Verify, path_text
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -45,7 +45,7 @@ class ConsolidatingMixin(Container):
         filename: Location = None,
         *,
         num_threads: int = 0,
-        device: Any = None,
+        device: DeviceLike | None = None,
         non_blocking: bool = False,
         inplace: bool = False,
         return_early: Literal[False] = False,
@@ -60,7 +60,7 @@ class ConsolidatingMixin(Container):
         filename: Location = None,
         *,
         num_threads: int = 0,
-        device: Any = None,
+        device: DeviceLike | None = None,
         non_blocking: bool = False,
         inplace: bool = False,
         return_early: Literal[True],
@@ -74,7 +74,7 @@ class ConsolidatingMixin(Container):
         filename: Location = None,
         *,
         num_threads: int = 0,
-        device: Any = None,
+        device: DeviceLike | None = None,
         non_blocking: bool = False,
         inplace: bool = False,
         return_early: bool = False,

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 
-from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
+from tdstore.container.core.container import GROUP, LEAF, VALUE, Container, EntrySource
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.storage.growth import Growth, check_owner, place_of, step_of
 from tdstore.container.values.nontensor import NonTensor
@@ -26,7 +26,7 @@ class GrowingMixin(Container):
 
     __slots__ = ()
 
-    def append(self, row: Any) -> None:
+    def append(self, row: EntrySource) -> None:
         """Add one row at the end of the first batch dimension, in every entry.
 
         In memory, entries get spare space, which doubles: appending costs no more as they get longer, and tensors
@@ -56,7 +56,7 @@ class GrowingMixin(Container):
         self._check_may_grow("append")
         self._add_rows(_one_row(self, row))
 
-    def extend(self, rows: Any) -> None:
+    def extend(self, rows: EntrySource | Sequence[EntrySource]) -> None:
         """Add any number of rows at the end of the first batch dimension, in every entry, with one commit.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -25,7 +25,7 @@ from tdstore.header import Group
 from tdstore.index.shapes import as_size
 from tdstore.io.opening import DEFAULT_ON_DISK, Location, Storage
 from tdstore.store import Cap
-from tdstore.types import Fault, Mode, Path
+from tdstore.types import DeviceLike, Fault, IndexType, Mode, NamesLike, NestedKey, Path, SizeLike
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -55,7 +55,7 @@ class SavingMixin(Container):
         return_early: Literal[False] = False,
         share_non_tensor: bool = False,
         robust_key: bool = True,
-        archive: Any = None,
+        archive: bool | None = None,
         progress: bool = False,
         trust: bool | str | None = None,
         **options: Any,
@@ -77,7 +77,7 @@ class SavingMixin(Container):
         return_early: bool = False,
         share_non_tensor: bool = False,
         robust_key: bool = True,
-        archive: Any = None,
+        archive: bool | None = None,
         progress: bool = False,
         trust: bool | str | None = None,
         **options: Any,
@@ -151,13 +151,13 @@ class SavingMixin(Container):
     def load(
         cls,
         location: Location = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         non_blocking: bool = False,
         *,
         storage: Storage = None,
         mode: Mode = "r",
         prefix: Location = None,
-        out: Any = None,
+        out: TensorDictBase | None = None,
         robust_key: bool = True,
         num_threads: int = 0,
         allow_pickle: bool | None = None,
@@ -239,12 +239,12 @@ class SavingMixin(Container):
     @classmethod
     def from_schema(
         cls,
-        schema: Mapping[Any, Any],
+        schema: Mapping[Any, object],
         *,
-        batch_size: Any = None,
+        batch_size: SizeLike | None = None,
         storage: Storage = None,
-        device: Any = None,
-        names: Any = None,
+        device: DeviceLike | None = None,
+        names: NamesLike = None,
         mode: Mode | None = None,
         existsok: bool = False,
         **options: Any,
@@ -424,7 +424,9 @@ class SavingMixin(Container):
         return found
 
     # -- reading -----------------------------------------------------------------------------
-    def read(self, index: Any = None, keys: Any = None, out: Any = None) -> Self:
+    def read(
+        self, index: IndexType = None, keys: NestedKey | Sequence[NestedKey] | None = None, out: Self | None = None
+    ) -> Self:
         """Read rows now: all entries in one batch, into fresh memory or into buffers of the caller.
 
         `td[index]` of a stored TensorDict reads nothing yet; `read(index)` requests all entries of the store together.

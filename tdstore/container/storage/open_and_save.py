@@ -25,7 +25,7 @@ from tdstore.io.progress import Progress
 from tdstore.io.versions import PINS, pinned
 from tdstore.keys import unravel
 from tdstore.store import Cap, Store
-from tdstore.types import LeafSpec, Mode, Path, StoreIndex, Write, path_text
+from tdstore.types import DeviceLike, LeafSpec, Mode, Path, StoreIndex, Write, path_text
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -209,7 +209,7 @@ def allocate(
     mode: Mode,
     options: dict[str, Any],
     writes: Sequence[Write] = (),
-    device: Any = None,
+    device: DeviceLike | None = None,
 ) -> StoreHandle:
     """Create a store with a header and leaves that read as their fill value but for `writes`; all or nothing.
 

@@ -14,9 +14,10 @@ import torch
 from tdstore.container.values.saved import SavedValues
 from tdstore.errors import InvalidArgumentError
 from tdstore.index.index_terms import on_cpu
+from tdstore.types import NamesLike, SizeLike
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Protocol
 
     from tdstore.container.values.nontensor import NonTensor
@@ -167,7 +168,7 @@ class ValueMethods(SavedValues, ValueCasts):
         return list(known) if known and len(known) == len(self.batch_size) else [None] * len(self.batch_size)
 
     @names.setter
-    def names(self: Any, names: Sequence[str | None] | None) -> None:
+    def names(self: Any, names: NamesLike) -> None:
         if names is not None and len(names) != len(self.batch_size):
             raise InvalidArgumentError(f"{list(names)} are not names of the {len(self.batch_size)} dimensions")
         self._names = None if names is None else tuple(names)
@@ -320,7 +321,7 @@ class ValueMethods(SavedValues, ValueCasts):
         """Return the entry itself."""
         return self
 
-    def apply(self: Any, *args: Any, batch_size: Any = None, **kwargs: Any) -> NonTensor:
+    def apply(self: Any, *args: Any, batch_size: SizeLike | None = None, **kwargs: Any) -> NonTensor:
         """Return the entry itself; one value for another batch, if there is a `batch_size`."""
         return _of_batch(self, batch_size)
 
@@ -340,7 +341,7 @@ class ValueMethods(SavedValues, ValueCasts):
         """Return the entry itself."""
         return self
 
-    def empty(self: Any, *args: Any, batch_size: Any = None, **kwargs: Any) -> NonTensor:
+    def empty(self: Any, *args: Any, batch_size: SizeLike | None = None, **kwargs: Any) -> NonTensor:
         """Return the entry itself; one value for another batch, if there is a `batch_size`."""
         return _of_batch(self, batch_size)
 

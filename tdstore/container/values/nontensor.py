@@ -36,6 +36,7 @@ from tdstore.index.index_terms import on_cpu
 from tdstore.index.shapes import as_dim, as_size
 from tdstore.ops.rearrange import Padding
 from tdstore.settings import capture_non_tensor_stack
+from tdstore.types import NamesLike
 
 
 class NonTensor(ValueShapes):
@@ -216,7 +217,7 @@ class NonTensorData(Element, NonTensor, ValueMethods):
     _stays = False
     """Whether equal values stay one value when they are stacked."""
 
-    def __init__(self, data: Any, batch_size: Any = None, device: object = None, names: Any = None) -> None:
+    def __init__(self, data: Any, batch_size: Any = None, device: object = None, names: NamesLike = None) -> None:
         self._data = data.data if isinstance(data, NonTensorData) else list(data) if type(data) is LinkedList else data
         self.batch_size = as_size(batch_size)
         self._names: tuple[str | None, ...] | None = None if names is None else tuple(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from tdstore.errors import CorruptStoreError, InvalidArgumentError, UnsupportedE
 from tdstore.header import Header, header_from_builtins, header_to_builtins
 from tdstore.io.opening import open_store
 from tdstore.keys import join
-from tdstore.types import LeafSpec, Path, Write, path_text
+from tdstore.types import DeviceLike, LeafSpec, Path, SizeLike, Write, path_text
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -67,12 +68,12 @@ def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_safetensors(
-    path: Any,
+    path: str | os.PathLike[str],
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: DeviceLike | None = None,
+    batch_size: SizeLike | None = None,
     separator: str | None = ".",
 ) -> TensorDictBase:
     """Make a TensorDict from a `.safetensors` file.

@@ -15,7 +15,7 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTens
 from tdstore.convert.tables.row_blocks import refuse_ragged, row_blocks
 from tdstore.dtypes import is_bit_pattern, numpy_dtype
 from tdstore.errors import InvalidTypeError, OptionError
-from tdstore.types import path_text
+from tdstore.types import DeviceLike, SizeLike, path_text
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.resident.tensordict import TensorDict
@@ -61,8 +61,8 @@ def from_struct_array(
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: DeviceLike | None = None,
+    batch_size: SizeLike | None = None,
 ) -> TensorDict:
     """Make a TensorDict from the fields of a structured array; the batch size is the array's shape.
 

@@ -28,6 +28,7 @@ from tdstore.errors import (
 )
 from tdstore.io.opening import locate
 from tdstore.storekit.budget import check_declared
+from tdstore.types import DeviceLike, SizeLike
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.resident.tensordict import TensorDict
@@ -40,12 +41,12 @@ _OF_HEADERS = (ValueError, TypeError, KeyError, SyntaxError, tokenize.TokenError
 
 
 def from_npz(
-    path: Any,
+    path: str | os.PathLike[str],
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: DeviceLike | None = None,
+    batch_size: SizeLike | None = None,
     separator: str | None = None,
     keys: Sequence[str] | None = None,
     max_bytes: int | None = None,

@@ -18,6 +18,7 @@ from tdstore.convert.objects.arrays import from_struct_array
 from tdstore.convert.objects.foreign import from_foreign
 from tdstore.errors import InvalidStateError, InvalidTypeError, OptionError, UnsupportedError
 from tdstore.index.shapes import as_size
+from tdstore.types import DeviceLike, NamesLike, SizeLike
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -33,8 +34,8 @@ def from_any(
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: DeviceLike | None = None,
+    batch_size: SizeLike | None = None,
     strict: bool = False,
 ) -> Any:
     """Convert nearly any object to a TensorDict.
@@ -133,9 +134,9 @@ def from_dict(
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
-    names: Sequence[str | None] | None = None,
+    device: DeviceLike | None = None,
+    batch_size: SizeLike | None = None,
+    names: NamesLike = None,
 ) -> TensorDictBase:
     """Make a TensorDict from nested dicts: `TensorDict.from_dict`.
 
@@ -178,8 +179,8 @@ def fromkeys(keys: Iterable[Any], value: Any = 0) -> TensorDict:
 
 def make_tensordict(
     input_dict: Mapping[Any, Any] | Container | None = None,
-    batch_size: Any = None,
-    device: Any = None,
+    batch_size: SizeLike | None = None,
+    device: DeviceLike | None = None,
     auto_batch_size: bool | None = None,
     **kwargs: Any,
 ) -> TensorDict:
@@ -207,14 +208,14 @@ def make_tensordict(
 
 
 def from_dataclass(
-    dataclass: Any,
+    dataclass: object,
     *,
     dest_cls: type | None = None,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
     as_tensorclass: bool = False,
-    device: Any = None,
-    batch_size: Any = None,
+    device: DeviceLike | None = None,
+    batch_size: SizeLike | None = None,
 ) -> TensorDictBase:
     """Make a TensorDict from the fields of a dataclass instance. Nested dataclasses become nested TensorDicts.
 
@@ -256,12 +257,12 @@ def from_dataclass(
 
 
 def from_namedtuple(
-    named_tuple: Any,
+    named_tuple: tuple[object, ...],
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: DeviceLike | None = None,
+    batch_size: SizeLike | None = None,
 ) -> TensorDictBase:
     """Make a TensorDict from the fields of a named tuple. Nested named tuples become nested TensorDicts.
 
@@ -294,8 +295,8 @@ def from_tuple(
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: DeviceLike | None = None,
+    batch_size: SizeLike | None = None,
 ) -> TensorDictBase:
     """Make a TensorDict from a tuple or list, with the keys "0", "1", ...
 
@@ -329,10 +330,10 @@ def from_list(
     input: Sequence[Any],
     *,
     auto_batch_size: bool | None = None,
-    batch_size: Any = None,
-    device: Any = None,
+    batch_size: SizeLike | None = None,
+    device: DeviceLike | None = None,
     batch_dims: int | None = None,
-    names: Sequence[str | None] | None = None,
+    names: NamesLike = None,
     lazy: bool | None = None,
 ) -> TensorDictBase:
     """Stack a list of dicts or TensorDicts (or of lists of them) along new first batch dimensions.

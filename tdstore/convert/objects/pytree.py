@@ -9,6 +9,7 @@ from tdstore.container.core.container import Container
 from tdstore.container.functions.construct_and_join import from_dict
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import InvalidArgumentError, StoreError
+from tdstore.types import SizeLike
 
 MARK = "_pytree_type"
 """The entry with the type of a level, as plain data, which can be stored."""
@@ -19,7 +20,7 @@ _named: dict[str, Any] = {}
 
 
 def from_pytree(
-    pytree: Any, *, batch_size: Any = None, auto_batch_size: bool = False, batch_dims: int | None = None
+    pytree: Any, *, batch_size: SizeLike | None = None, auto_batch_size: bool = False, batch_dims: int | None = None
 ) -> Any:
     """Build a TensorDict from any nesting of lists, tuples, dicts and named tuples; `to_pytree` reverses it.
 

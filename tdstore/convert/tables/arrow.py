@@ -18,7 +18,7 @@ from tdstore.convert import packages
 from tdstore.convert.tables.row_blocks import with_jagged, with_rows
 from tdstore.dtypes import is_bit_pattern
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, OptionError, UnsupportedError
-from tdstore.types import Path, path_text
+from tdstore.types import DeviceLike, Path, SizeLike, path_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,8 +38,8 @@ def from_arrow(
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: DeviceLike | None = None,
+    batch_size: SizeLike | None = None,
     separator: str | None = None,
     dtype: torch.dtype | None = None,
     nested: bool = False,

@@ -33,6 +33,7 @@ from tdstore.convert.tables.row_blocks import (
 from tdstore.convert.tables.streaming import Sizes, Target, reading
 from tdstore.errors import InvalidArgumentError, UnsupportedError
 from tdstore.io.opening import Location, Storage
+from tdstore.types import DeviceLike, FileLike, SizeLike
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -216,12 +217,12 @@ def _text_file(place: Any) -> Iterator[Any]:
 
 
 def from_csv(
-    path: Any,
+    path: FileLike,
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: DeviceLike | None = None,
+    batch_size: SizeLike | None = None,
     separator: str | None = None,
     dtype: torch.dtype | None = None,
     location: Location = None,
@@ -263,12 +264,12 @@ def from_csv(
 
 
 def from_json(
-    path: Any,
+    path: FileLike,
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: DeviceLike | None = None,
+    batch_size: SizeLike | None = None,
     separator: str | None = None,
     dtype: torch.dtype | None = None,
     lines: bool = False,

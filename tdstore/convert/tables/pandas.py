@@ -14,7 +14,7 @@ from tdstore.convert.tables.arrow import column_twice, exactly, joined, of_colum
 from tdstore.convert.tables.row_blocks import refuse_ragged, with_rows
 from tdstore.dtypes import torch_ready
 from tdstore.errors import InvalidArgumentError
-from tdstore.types import Path, path_text
+from tdstore.types import DeviceLike, Path, SizeLike, path_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,8 +27,8 @@ def from_pandas(
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: DeviceLike | None = None,
+    batch_size: SizeLike | None = None,
     separator: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> TensorDict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from tdstore.convert.tables.streaming import Sizes, Target, reading
 from tdstore.errors import InvalidArgumentError, MismatchError, OptionError, StoreNotFoundError
 from tdstore.io.blocks import BLOCK_BYTES
 from tdstore.io.opening import Location, Storage, locate
+from tdstore.types import DeviceLike, FileLike, SizeLike
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,12 +29,12 @@ _OF_READING = ("use_threads", "use_pandas_metadata")
 
 
 def from_parquet(
-    path: Any,
+    path: FileLike | Sequence[FileLike],
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: DeviceLike | None = None,
+    batch_size: SizeLike | None = None,
     separator: str | None = None,
     dtype: torch.dtype | None = None,
     columns: list[str] | None = None,

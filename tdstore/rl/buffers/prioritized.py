@@ -14,6 +14,7 @@ from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeE
 from tdstore.rl.buffers.samplers import Info, Sampler, as_slots
 from tdstore.rl.buffers.segment_tree import SegmentTree
 from tdstore.rl.storages.state import Ints, State
+from tdstore.types import DeviceLike
 
 _MOST = 1 << 40
 Reduction = Literal["max", "min", "median", "mean"]
@@ -62,7 +63,7 @@ class PrioritizedSampler(Sampler):
         dtype: torch.dtype = torch.float32,
         reduction: Reduction = "max",
         max_priority_within_buffer: bool = False,
-        device: Any = None,
+        device: DeviceLike | None = None,
     ) -> None:
         super().__init__()
         if device is not None and torch.device(device).type != "cpu":

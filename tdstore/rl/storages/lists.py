@@ -24,6 +24,7 @@ from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.indices import as_ints, is_int, select
 from tdstore.rl.storages.state import Ints
 from tdstore.rl.storages.structure import is_container, is_foreign, length_of
+from tdstore.types import DeviceLike
 from tdstore.values import decode_value, encode_value
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ class ListStorage(Storage):
         ('second', 2)
     """
 
-    def __init__(self, max_size: int | None = None, *, compilable: bool = False, device: Any = None) -> None:
+    def __init__(
+        self, max_size: int | None = None, *, compilable: bool = False, device: DeviceLike | None = None
+    ) -> None:
         super().__init__()
         if max_size is not None and (isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1):
             raise InvalidArgumentError(f"max_size is a number of objects, at least 1, or None, not {max_size!r}")
@@ -315,7 +318,12 @@ class LazyStackStorage(ListStorage):
     """
 
     def __init__(
-        self, max_size: int | None = None, *, compilable: bool = False, stack_dim: int = 0, device: Any = None
+        self,
+        max_size: int | None = None,
+        *,
+        compilable: bool = False,
+        stack_dim: int = 0,
+        device: DeviceLike | None = None,
     ) -> None:
         super().__init__(max_size, compilable=compilable, device=device)
         self.stack_dim = stack_dim

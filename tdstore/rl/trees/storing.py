@@ -14,6 +14,7 @@ from tdstore.errors import UnsupportedError
 from tdstore.rl.trees import links, walks
 from tdstore.rl.trees.specs import reduce_specs, restore_specs
 from tdstore.rl.trees.table import TreeTable, flatten, unflatten
+from tdstore.types import DeviceLike
 
 
 class StoredTree(tdstore.TensorClass, nocast=True):
@@ -256,9 +257,11 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         """Move the tree to the CPU, as `TensorDict.cpu` does; shared nodes stay shared."""
         return self.to("cpu", **kwargs)
 
-    def cuda(self, device: Any = None, **kwargs: Any) -> Self:
+    def cuda(self, device: DeviceLike | None = None, **kwargs: Any) -> Self:
         """Move the tree to a GPU, as `TensorDict.cuda` does; shared nodes stay shared."""
-        return self.to(torch.device("cuda") if device is None else torch.device("cuda", device), **kwargs)
+        if isinstance(device, int):
+            device = torch.device("cuda", device)
+        return self.to("cuda" if device is None else device, **kwargs)
 
     def _each(self, fn: Callable[[Any], Any]) -> Self:
         """Apply a function to the containers of all nodes, without their children, and join the results."""

@@ -18,6 +18,7 @@ from tdstore.rl.trees.specs import full_spec, spec_keys
 from tdstore.rl.trees.storing import StoredTree, identity, is_stack
 from tdstore.rl.trees.table import TreeTable
 from tdstore.rl.trees.walks import Path
+from tdstore.types import DeviceLike, NamesLike, SizeLike
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -76,9 +77,9 @@ class Tree(StoredTree, nocast=True):
         _parent: Any = None,
         specs: Any = None,
         *,
-        batch_size: Any = None,
-        device: Any = None,
-        names: Any = None,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = None,
+        names: NamesLike = None,
         lock: bool = False,
     ) -> None:
         fields = (count, wins, index, hash, node_id, rollout, node_data, None, specs)
@@ -274,7 +275,9 @@ class Tree(StoredTree, nocast=True):
 
     # -- making ----------------------------------------------------------------------------------
     @classmethod
-    def make_node(cls, data: Any, *, device: Any = None, batch_size: Any = None, specs: Any = None) -> Self:
+    def make_node(
+        cls, data: Any, *, device: DeviceLike | None = None, batch_size: SizeLike | None = None, specs: Any = None
+    ) -> Self:
         """Make a node from an observation, or from a step and the observation that follows it.
 
         Args:

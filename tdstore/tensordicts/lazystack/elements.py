@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tdstore.container.core.container import GROUP, Container
+from tdstore.container.core.container import GROUP, Container, EntrySource
 from tdstore.container.core.locks import LOCKED, READONLY
 from tdstore.index.shapes import as_dim, as_size, split_sizes, view_shape
 from tdstore.index.tracing import traced
@@ -19,7 +19,7 @@ from tdstore.tensordicts.lazystack.reading import LazyTree
 from tdstore.tensordicts.resident.entries import ResidentTree
 from tdstore.tensordicts.resident.indexing import IndexedTree
 from tdstore.tensordicts.resident.write_checks import are_plain, copy_plain
-from tdstore.types import NestedKey
+from tdstore.types import IndexType, NestedKey, Number, SizeLike
 
 _ALL = slice(None)
 
@@ -121,7 +121,7 @@ class ElementTree(LazyOps):
             start += size
         return tuple(out)
 
-    def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Self, ...]:
+    def tensor_split(self, indices_or_sections: SizeLike | Tensor, dim: int = 0) -> tuple[Self, ...]:
         n = indices_or_sections
         if type(n) is not int or n < 1 or as_dim(dim, self.batch_dims) != self._stack_dim:
             return super().tensor_split(n, dim)
@@ -159,7 +159,7 @@ class ElementTree(LazyOps):
         except RuntimeError:  # told by the general way
             return None
 
-    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+    def set_at_(self, key: NestedKey, value: Any, index: IndexType, *, non_blocking: bool = False) -> Self:
         rows = self._element_rows(index) if type(key) is str and type(value) is Tensor else None
         parts = self._tensors(key) if rows and not value.is_nested else None  # type: ignore[arg-type]
         if rows is None or parts is None or not self._copy_rows(rows, [parts[row] for row in rows], value, index):
@@ -212,7 +212,7 @@ class ElementTree(LazyOps):
             return self
         return super()._update_in_place(source, at, keys_to_update)
 
-    def masked_fill_(self, mask: Tensor, value: Any) -> Self:
+    def masked_fill_(self, mask: Tensor, value: EntrySource | Tensor | Number) -> Self:
         self._check_mask(mask)
         if self._write_elements(mask, value):
             return self

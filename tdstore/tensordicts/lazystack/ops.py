@@ -26,7 +26,7 @@ from tdstore.tensordicts.lazystack.parts import merge_states, pieces, reduced_si
 from tdstore.tensordicts.lazystack.routing import Traced, merges_dims, trace, wants_view
 from tdstore.tensordicts.lazystack.writing import LazyWrites
 from tdstore.tensordicts.resident.leafwise import LeafwiseTree
-from tdstore.types import Names, Path
+from tdstore.types import DeviceLike, Names, NamesLike, NestedKey, Path, SizeLike
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -222,7 +222,12 @@ class LazyOps(LazyWrites):
         return super().to_dict(retain_none=retain_none, convert_tensors=convert_tensors, tolist_first=tolist_first)
 
     def empty(
-        self, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = None
+        self,
+        recurse: bool = False,
+        *,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = NO_DEFAULT,
+        names: NamesLike = None,
     ) -> Self:
         if batch_size is not None:
             return super().empty(recurse, batch_size=batch_size, device=device, names=names)
@@ -234,13 +239,13 @@ class LazyOps(LazyWrites):
     def _without_values(self) -> Any:
         return self._each(lambda td: td._without_values())
 
-    def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
+    def select(self, *keys: NestedKey, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
         if inplace:
             self._free("select")
         made = [td.select(*keys, inplace=inplace, strict=strict) for td in self._tds]
         return self if inplace else self._of(made, self._stack_dim, self._dim_name, self._empty_batch_size)
 
-    def exclude(self, *keys: Any, inplace: bool = False) -> Self:
+    def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
         if inplace:
             self._free("exclude")
         made = [td.exclude(*keys, inplace=inplace) for td in self._tds]
@@ -257,7 +262,7 @@ class LazyOps(LazyWrites):
             td.filter_empty_()
         return self
 
-    def split_keys(self, *key_sets: Iterable[Any], inplace: bool = False, **kwargs: Any) -> tuple[Self, ...]:
+    def split_keys(self, *key_sets: Iterable[NestedKey], inplace: bool = False, **kwargs: Any) -> tuple[Self, ...]:
         sets = [[s] if isinstance(s, str) else list(s) for s in key_sets]
         made = [td.split_keys(*sets, inplace=inplace, **kwargs) for td in self._tds]
         parts = tuple(self._of(column, self._stack_dim, self._dim_name) for column in zip(*made, strict=True))
@@ -296,7 +301,7 @@ class LazyOps(LazyWrites):
         full = [td.empty() if m is None else m for td, m in zip(self._tds, made, strict=True)]
         return self._of(full, self._stack_dim, self._dim_name, self._empty_batch_size)
 
-    def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
+    def apply_(self, fn: Callable[..., object], *others: Container, **kwargs: Any) -> Self:
         columns = [self._per_element(o) for o in others]
         for i, td in enumerate(self._tds):
             td.apply_(fn, *[c[i] for c in columns], **kwargs)
@@ -530,7 +535,9 @@ class LazyOps(LazyWrites):
         made: Self = self._at((*(_ALL,) * at, slice(first, first + length)))
         return made
 
-    def view(self, *shape: Any, size: Any = None, batch_size: Any = None) -> Self:
+    def view(
+        self, *shape: SizeLike | torch.dtype, size: SizeLike | None = None, batch_size: SizeLike | None = None
+    ) -> Self:
         """View the batch as `shape`, sharing memory; where the stack dimension is merged, row by row."""
         if shape and isinstance(shape[0], torch.dtype):
             return self._bytes_as(shape[0], batch_size)
@@ -566,7 +573,9 @@ class LazyOps(LazyWrites):
         made._offer((weakref.ref(self), lambda v: v.exclude(*old)))
         return made
 
-    def reshape(self, *args: Any, shape: Any = None, size: Any = None, inplace: bool = False) -> Self:
+    def reshape(
+        self, *args: SizeLike, shape: SizeLike | None = None, size: SizeLike | None = None, inplace: bool = False
+    ) -> Self:
         """View where the result has one dimension or keeps the stack dimension separate; else copy."""
         old = self._batch_size
         wanted = shape if shape is not None else size if size is not None else flat_args(args)

@@ -302,7 +302,9 @@ class LazyTree(TensorDictBase):
         made = padded(parts, form.get("padding_side", "right"), form.get("padding_value", 0.0))
         return torch.stack(made, self._stack_dim)
 
-    def get_nestedtensor(self, key: Any, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None) -> Entry:
+    def get_nestedtensor(
+        self, key: NestedKey, default: object = NO_DEFAULT, *, layout: torch.layout | None = None
+    ) -> Entry:
         """Return the entry as a nested tensor, one component per element.
 
         Args:

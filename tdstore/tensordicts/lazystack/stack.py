@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import torch
 
 from tdstore import pickling
-from tdstore.container.core.container import Container
+from tdstore.container.core.container import Container, EntrySource
 from tdstore.container.core.dim_names import as_names
 from tdstore.container.core.key_views import FirstKeys, IsLeaf, signature_of
 from tdstore.container.core.locks import LOCKED
@@ -22,7 +22,7 @@ from tdstore.index.shapes import as_dim, as_size
 from tdstore.tensordicts.lazystack.elements import ElementTree
 from tdstore.tensordicts.lazystack.ops import LazyOps
 from tdstore.tensordicts.lazystack.reading import check_elements
-from tdstore.types import Entry, Fault, IndexType
+from tdstore.types import DeviceLike, Entry, Fault, IndexType, NamesLike, NestedKey, SizeLike
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -66,9 +66,9 @@ class LazyStackedTensorDict(ElementTree):
         stack_dim: int = 0,
         hook_out: None = None,
         hook_in: None = None,
-        batch_size: Any = None,
-        device: Any = None,
-        names: Sequence[str | None] | None = None,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = None,
+        names: NamesLike = None,
         stack_dim_name: str | None = None,
         strict_shape: bool = False,
     ) -> None:
@@ -92,10 +92,10 @@ class LazyStackedTensorDict(ElementTree):
         input_dict: Any,
         *other: Any,
         auto_batch_size: bool | None = None,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = None,
         batch_dims: int | None = None,
-        names: Sequence[str | None] | None = None,
+        names: NamesLike = None,
         stack_dim_name: str | None = None,
         stack_dim: int = 0,
     ) -> Self:
@@ -110,7 +110,7 @@ class LazyStackedTensorDict(ElementTree):
             >>> LazyStackedTensorDict.from_dict([{"x": torch.ones(2)}, {"x": torch.ones(3)}]).get_item_shape("x")
             torch.Size([2, -1])
         """
-        how = {
+        how: dict[str, Any] = {
             "auto_batch_size": bool(auto_batch_size),
             "batch_size": batch_size,
             "batch_dims": batch_dims,
@@ -155,7 +155,7 @@ class LazyStackedTensorDict(ElementTree):
             found.lock_()
         return found
 
-    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Entry:
+    def get(self, key: NestedKey, default: object = AS_SET, **kwargs: object) -> Entry:
         """Return the entry, stacked, or `default` if not all elements have it.
 
         Args:
@@ -211,12 +211,12 @@ class LazyStackedTensorDict(ElementTree):
 
     def update_at_(
         self,
-        input_dict_or_td: Any,
-        idx: Any,
+        input_dict_or_td: EntrySource,
+        idx: IndexType,
         clone: bool = False,
         *,
         non_blocking: bool = False,
-        keys_to_update: Any = None,
+        keys_to_update: Sequence[NestedKey] | None = None,
     ) -> Self:
         source = input_dict_or_td
         if keys_to_update is None and isinstance(source, LazyOps) and not self._new_keys(source):

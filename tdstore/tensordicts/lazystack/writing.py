@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from tdstore.container.core.container import GROUP, LEAF, VALUE, Container, _as_
 from tdstore.container.core.dim_names import as_names, extend_names
 from tdstore.container.core.locks import LOCKED, READONLY, THROUGH
 from tdstore.container.core.paths import entry_path
+from tdstore.container.core.primitives import EntrySource
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.methods.update_source import check_may_resize, pairs_of, source_of
@@ -46,7 +47,7 @@ from tdstore.tensordicts.lazystack.parts import (
 from tdstore.tensordicts.lazystack.reading import LazyTree, check_elements, check_same_names
 from tdstore.tensordicts.lazystack.routing import pick, positions, route, unravel
 from tdstore.tensordicts.resident.entries import ResidentTree
-from tdstore.types import Entry, Names, NestedKey, Path, path_text
+from tdstore.types import Entry, Names, NestedKey, Number, Path, path_text
 
 _ALL = slice(None)
 
@@ -232,7 +233,7 @@ class LazyWrites(LazyTree):
             part = pick(value, found.place, block, number, wide)
             self._tds[row]._write_leaf_at(key, found.rest, lifted(part, found, wide - len(block)))
 
-    def set(self, key: NestedKey, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
+    def set(self, key: NestedKey, item: object, inplace: bool = False, **kwargs: Any) -> Self:
         if type(key) is str and type(item) is Tensor and not item.is_nested and not self._ragged:
             if not inplace:
                 self._free(f"set {key!r}")
@@ -251,7 +252,7 @@ class LazyWrites(LazyTree):
                 self._set_names(as_names(item._names[: self.ndim], self.ndim))
         return self
 
-    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
+    def set_(self, key: NestedKey, item: object, *, non_blocking: bool = False) -> Self:
         if type(key) is str and type(item) is Tensor and self._alike(key, item):
             return self.set(key, item, True)
         return super().set_(key, item)
@@ -323,7 +324,9 @@ class LazyWrites(LazyTree):
             raise BatchSizeError(f"a TensorDict of batch size {list(source.batch_size)} for {list(self._batch_size)}")
         return parts
 
-    def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
+    def update(
+        self, input_dict_or_td: EntrySource | None = None, clone: bool = False, inplace: bool = False, **kwargs: Any
+    ) -> Self:
         names = ("non_blocking", "keys_to_update", "is_leaf", "update_batch_size", "ignore_lock")
         options = {name: kwargs.pop(name) for name in names if name in kwargs}
         source = source_of(input_dict_or_td, kwargs)
@@ -386,7 +389,7 @@ class LazyWrites(LazyTree):
         for td, part in zip(self._tds, parts, strict=True):
             td._plan_in_place(changes, part, None, keys_to_update)
 
-    def fill_(self, key: NestedKey, value: Any) -> Self:
+    def fill_(self, key: NestedKey, value: Number) -> Self:
         self._existing(key)
         for td in self._tds:
             td.fill_(key, value)
@@ -406,7 +409,7 @@ class LazyWrites(LazyTree):
             td.del_(path)
         return self
 
-    def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Entry:
+    def pop(self, key: NestedKey, default: object = NO_DEFAULT) -> Entry:
         entry = self.get(key, default)  # before anything is removed: it may be that it cannot be stacked
         if self._find(key) is None:
             return entry
@@ -429,7 +432,7 @@ class LazyWrites(LazyTree):
         return self
 
     # -- elements ----------------------------------------------------------------------------
-    def append(self, tensordict: Any) -> None:
+    def append(self, tensordict: EntrySource) -> None:
         """Add an element at the end of the stack dimension.
 
         Raises:
@@ -437,18 +440,15 @@ class LazyWrites(LazyTree):
         """
         self.insert(len(self._tds), tensordict)
 
-    def insert(self, index: int, tensordict: Any) -> None:
+    def insert(self, index: int, tensordict: EntrySource) -> None:
         """Add an element before position `index` of the stack dimension, as `list.insert`; errors as `append`."""
         self._take_in([tensordict], index)
 
-    def extend(self, tensordict: Any) -> None:
+    def extend(self, tensordict: EntrySource | Sequence[EntrySource]) -> None:
         """Add the elements of a list, or those of a TensorDict along the stack dimension; errors as `append`."""
-        if isinstance(tensordict, TensorDictBase):
-            tensordict = self._unbound(tensordict)
-        self._take_in(list(tensordict), len(self._tds))
-
-    def _unbound(self, td: Any) -> list[Any]:
-        return list(td.unbind(self._stack_dim))
+        source: Any = tensordict
+        elements = source.unbind(self._stack_dim) if isinstance(source, TensorDictBase) else source
+        self._take_in(list(elements), len(self._tds))
 
     def _take_in(self, tds: list[Any], index: int) -> None:
         check_elements(tds, 0, False)

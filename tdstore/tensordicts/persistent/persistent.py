@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from tdstore.container.core.container import GROUP, Container
@@ -22,7 +22,7 @@ from tdstore.registry import registry
 from tdstore.tensordicts.persistent.reading import StoredTree
 from tdstore.tensordicts.persistent.window import View, WindowTree
 from tdstore.tensordicts.persistent.writing import StoredWrites
-from tdstore.types import Fault, Names, Path, path_text
+from tdstore.types import DeviceLike, Fault, Names, NamesLike, Path, SizeLike, path_text
 
 if TYPE_CHECKING:
     pass
@@ -61,12 +61,12 @@ class PersistentTensorDict(StoredWrites):
     def __init__(
         self,
         *,
-        batch_size: Any = None,
-        filename: Any = None,
+        batch_size: SizeLike | None = None,
+        filename: Location = None,
         group: Any = None,
         mode: Any = "r",
         backend: str | None = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         location: Any = None,
         validate_batch_size: bool = True,
         **options: Any,
@@ -105,7 +105,7 @@ class PersistentTensorDict(StoredWrites):
         self._state = other._state & ~LOCKED
         return self.lock_() if other.is_locked else self
 
-    def load_(self, prefix: Any, *args: Any, **kwargs: Any) -> Self:
+    def load_(self, prefix: Location, *args: Any, **kwargs: Any) -> Self:
         """Write the entries of a dataset into the store, those of rows into a window; others are removed.
 
         Raises:
@@ -135,13 +135,13 @@ class PersistentTensorDict(StoredWrites):
     def from_dict(
         cls,
         input_dict: Mapping[Any, Any],
-        filename: Any = None,
+        filename: Location = None,
         *,
         auto_batch_size: bool | None = None,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = None,
         batch_dims: int | None = None,
-        names: Sequence[str | None] | None = None,
+        names: NamesLike = None,
         backend: str | None = "h5",
         **options: Any,
     ) -> Self:

@@ -31,7 +31,7 @@ from tdstore.index.index_terms import as_terms, indexed_names, spelled_out
 from tdstore.index.selection import Selection, index_shape
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.persistent.row_expansion import dense
-from tdstore.types import Names, Path
+from tdstore.types import DeviceLike, Names, Path
 
 
 class View:
@@ -116,7 +116,7 @@ class WindowTree(TensorDictBase):
         path: Path = (),
         sel: Selection | None = None,
         view: View | None = None,
-        device: Any = None,
+        device: DeviceLike | None = None,
         names: Names | EllipsisType = ...,
     ) -> Self:
         """Create a container over a group. `names` are those of this view, by default the store's."""

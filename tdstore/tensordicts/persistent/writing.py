@@ -530,7 +530,7 @@ class StoredWrites(StoredTree):
         made: Self = super()._map_leaves(fn, others, named, inplace=inplace, out=out, **options)
         return made
 
-    def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
+    def apply_(self, fn: Callable[..., object], *others: Container, **kwargs: Any) -> Self:
         """Map `fn` over the leaves and write the results back, in blocks of rows of bounded memory."""
 
         blocks: list[bool] = []

@@ -12,7 +12,7 @@ from tdstore.index.rows import check_rows, put_rows
 from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident.indexing import IndexedTree
-from tdstore.types import NestedKey
+from tdstore.types import IndexType, NestedKey, Number
 
 _CPU = torch.device("cpu")
 _SIMPLE = frozenset({int, slice, Tensor})
@@ -24,7 +24,7 @@ class EntryTree(IndexedTree):
     __slots__ = ()
 
     def set(
-        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any
+        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: object
     ) -> Self:
         if inplace:
             if type(item) is Tensor and not self._state & READONLY:
@@ -71,28 +71,29 @@ class EntryTree(IndexedTree):
         mine.copy_(item)
         return self
 
-    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+    def set_at_(self, key: NestedKey, value: Any, index: IndexType, *, non_blocking: bool = False) -> Self:
         kind = type(index)
+        rows: Any = index
         mine = self._plain_leaf(key) if type(value) is Tensor and kind in _SIMPLE and not HOLES else None
         if mine is not None and kind is Tensor:
             shape = mine.shape
             if (
-                index.dtype is torch.int64
-                and index.ndim == 1
+                rows.dtype is torch.int64
+                and rows.ndim == 1
                 and shape
                 and value.dtype is mine.dtype
-                and value.shape == index.shape + shape[1:]
+                and value.shape == rows.shape + shape[1:]
                 and value.layout is torch.strided
-                and index.is_cpu
+                and rows.is_cpu
                 and mine.is_cpu
                 and value.is_cpu
                 and not traced()
             ):
-                put_rows(mine, check_rows(index, shape[0]), value)
+                put_rows(mine, check_rows(rows, shape[0]), value)
                 return self
         elif mine is not None and not value.is_nested:
             try:
-                part = mine[index]
+                part = mine[rows]
             except (IndexError, ValueError):
                 return super().set_at_(key, value, index)  # which raises
             if part.shape == value.shape:
@@ -122,7 +123,7 @@ class EntryTree(IndexedTree):
         leaf = node._data.get(key) if type(key) is str else None
         return node, leaf if type(leaf) is Tensor else None
 
-    def fill_(self, key: NestedKey, value: Any) -> Self:
+    def fill_(self, key: NestedKey, value: Number) -> Self:
         mine = self._plain_leaf(key)
         if mine is None or type(value) not in (int, float, bool):
             return super().fill_(key, value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -42,7 +42,7 @@ from tdstore.pickling import rebuild
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident import leaf_pickles
 from tdstore.tensordicts.resident.leafwise import LeafwiseTree
-from tdstore.types import LeafSpec, Names, NestedKey, Path, Read, Write, path_text
+from tdstore.types import IndexType, LeafSpec, Names, NestedKey, Path, Read, Write, path_text
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -351,7 +351,9 @@ class BindingMixin(LeafwiseTree):
             buffer.copy_(leaf)
         return out
 
-    def read(self, index: Any = None, keys: Any = None, out: Any = None) -> Self:
+    def read(
+        self, index: IndexType = None, keys: NestedKey | Sequence[NestedKey] | None = None, out: Self | None = None
+    ) -> Self:
         whole = index is None and out is None
         if self._binding is not None and self._state & MAPPED:
             handle, path = self._binding

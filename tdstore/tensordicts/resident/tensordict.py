@@ -13,7 +13,7 @@ from typing import Any, Self, overload
 import torch
 from torch import Tensor
 
-from tdstore.container.core.container import Container
+from tdstore.container.core.container import Container, EntrySource
 from tdstore.container.core.dim_names import as_names
 from tdstore.container.core.key_views import FirstKeys, IsLeaf, signature_of
 from tdstore.container.core.locks import READONLY
@@ -34,7 +34,7 @@ from tdstore.tensordicts.resident.write_checks import (
     have_same_shapes,
     same_value,
 )
-from tdstore.types import Entry, IndexType, Names, NestedKey
+from tdstore.types import DeviceLike, Entry, IndexType, Names, NamesLike, NestedKey, SizeLike
 
 
 class TensorDict(EntryTree):
@@ -62,10 +62,10 @@ class TensorDict(EntryTree):
 
     def __init__(
         self,
-        source: Any = None,
-        batch_size: Any = None,
-        device: Any = None,
-        names: Sequence[str | None] | None = None,
+        source: EntrySource | None = None,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = None,
+        names: NamesLike = None,
         non_blocking: bool | None = None,
         lock: bool = False,
         **kwargs: Any,
@@ -181,7 +181,7 @@ class TensorDict(EntryTree):
             data.pop(key, None)
         return self._new(data, self._batch_size, self._device, self._names)
 
-    def get(self, key: NestedKey, default: Any = AS_SET, **kwargs: Any) -> Entry:
+    def get(self, key: NestedKey, default: object = AS_SET, **kwargs: object) -> Entry:
         if type(key) is str:
             value = self._data.get(key)
             if value is not None:
@@ -210,7 +210,9 @@ class TensorDict(EntryTree):
         else:
             self._set_rows(index, value)
 
-    def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
+    def update(
+        self, input_dict_or_td: EntrySource | None = None, clone: bool = False, inplace: bool = False, **kwargs: Any
+    ) -> Self:
         source = input_dict_or_td
         if kwargs:
             source = self._some_of(source, kwargs["keys_to_update"]) if kwargs.keys() == {"keys_to_update"} else None
@@ -293,11 +295,11 @@ class TensorDict(EntryTree):
 
     def update_(
         self,
-        input_dict_or_td: Any = None,
+        input_dict_or_td: EntrySource | None = None,
         clone: bool = False,
         *,
         non_blocking: bool = False,
-        keys_to_update: Any = None,
+        keys_to_update: Sequence[NestedKey] | None = None,
         **kwargs: Any,
     ) -> Self:
         if type(input_dict_or_td) is TensorDict and not kwargs:
@@ -482,7 +484,12 @@ class TensorDict(EntryTree):
         )
 
     def empty(
-        self, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = None
+        self,
+        recurse: bool = False,
+        *,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = NO_DEFAULT,
+        names: NamesLike = None,
     ) -> Self:
         if type(self) is not TensorDict or batch_size is not None or names is not None or device is not NO_DEFAULT:
             return super().empty(recurse, batch_size=batch_size, device=device, names=names)
