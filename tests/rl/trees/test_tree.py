@@ -534,3 +534,11 @@ def test_labels_from_left_to_right():
     places = layout([(), (0,), (1,), (2,)])
     assert shown_labels(places, dict.fromkeys(places, "a label"), 100.0) == set(places)
     assert shown_labels(places, dict.fromkeys(places, "a label"), 40.0) == {(), (0,), (2,)}
+
+
+@pytest.mark.parametrize("device", [None, 0, "cuda:0", torch.device("cuda", 0)])
+def test_a_gpu_is_named_as_for_a_tensordict(monkeypatch, device):
+    tree, asked = Tree(node_data=TensorDict({"a": torch.zeros(1)})), []
+    monkeypatch.setattr(Tree, "to", lambda self, place, **kwargs: asked.append(torch.device(place)))
+    tree.cuda(device)
+    assert asked == [torch.device("cuda" if device is None else "cuda:0")]
