@@ -15,6 +15,7 @@ import re
 import secrets
 import stat
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
@@ -35,6 +36,7 @@ TEMP_PREFIX = ".tdstore-new-"
 _TEMP = re.compile(r"\.tdstore-new-[0-9a-f]{16}")
 
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_KEEP_OPEN = 16
 _NOT_OURS = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR, errno.ENAMETOOLONG)
 
 
@@ -108,16 +110,15 @@ _HINTS = {
 class Tree:
     """A cache of folder descriptors that opens files below one directory without following a link.
 
-    It keeps the folders of the last file open only, so that thousands of folders need few descriptors.
+    It keeps a few folders beside those of the last file open, so that thousands of folders need few descriptors.
     """
 
     def __init__(self, root: int) -> None:
         self.root = root
-        self._names: list[str] = []
-        self._fds: list[int] = []
+        self._fds: OrderedDict[tuple[str, ...], int] = OrderedDict()
 
     def folder(self, parts: Sequence[str], *, create: bool = False) -> int:
-        """Return a descriptor of a folder, valid until the next call.
+        """Return a descriptor of a folder, valid until the next call but one.
 
         Args:
             parts: components of the folder's path below the root.
@@ -126,22 +127,27 @@ class Tree:
         Raises:
             OSError: no such folder, or a link in the path.
         """
-        keep = 0
-        for name, wanted in zip(self._names, parts, strict=False):
-            if name != wanted:
-                break
-            keep += 1
-        if keep < len(self._fds):
-            self._cut(keep)
-        for name in parts[keep:]:
-            parent = self._fds[-1] if self._fds else self.root
-            if create:
-                with contextlib.suppress(FileExistsError):  # opening it, without following links, finds out its type
-                    os.mkdir(name, dir_fd=parent)
-            fd = os.open(name, SAFE_DIR, dir_fd=parent)
-            self._names.append(name)
-            self._fds.append(fd)
-        return self._fds[-1] if self._fds else self.root
+        path, fds = tuple(parts), self._fds
+        if path in fds:
+            fds.move_to_end(path)
+            return fds[path]
+        while len(fds) > _KEEP_OPEN:
+            os.close(fds.popitem(last=False)[1])
+        parent = self.root
+        for depth, name in enumerate(path, 1):
+            found = fds.get(path[:depth])
+            if found is None:
+                try:
+                    found = os.open(name, SAFE_DIR, dir_fd=parent)
+                except FileNotFoundError:
+                    if not create:
+                        raise
+                    with contextlib.suppress(FileExistsError):  # opening it, without following links, finds its type
+                        os.mkdir(name, dir_fd=parent)
+                    found = os.open(name, SAFE_DIR, dir_fd=parent)
+                fds[path[:depth]] = found
+            parent = found
+        return parent
 
     def open(self, parts: Sequence[str], flags: int = os.O_RDONLY, *, create: bool = False) -> int:
         """Open a plain file; the caller closes the descriptor.
@@ -159,22 +165,18 @@ class Tree:
 
     def close(self) -> None:
         """Close the open folders."""
-        self._cut(0)
+        while self._fds:
+            os.close(self._fds.popitem()[1])
 
     def descriptors(self) -> Sequence[int]:
         """Return the descriptors of the open folders, for an owner whose finalizer closes them."""
-        return tuple(self._fds)
-
-    def _cut(self, keep: int) -> None:
-        while len(self._fds) > keep:
-            self._names.pop()
-            os.close(self._fds.pop())
+        return tuple(self._fds.values())
 
     def __enter__(self) -> Tree:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._cut(0)
+        self.close()
 
 
 def open_plain(name: str, parent: int, flags: int = os.O_RDONLY) -> int:
@@ -539,11 +541,9 @@ def make_parents(folder: str) -> list[str]:
 
 def remove_empty(folders: list[str]) -> None:
     """Remove the folders that `make_parents` created and that are still empty, and clear the list."""
-    for folder in reversed(folders):
-        try:
+    with contextlib.suppress(OSError):  # something is in one, perhaps of another process
+        for folder in reversed(folders):
             os.rmdir(folder)
-        except OSError:
-            break  # something is in it, perhaps of another process
     folders.clear()
 
 

@@ -1,4 +1,4 @@
-"""Writes of memory to a file: all of it arrives, however little each call of the system takes."""
+"""Writes of memory to a file: all of it arrives, however little each call of the system takes. And open folders."""
 
 from __future__ import annotations
 
@@ -51,3 +51,39 @@ def test_a_failure_in_the_middle_is_raised(tmp_path: Path, monkeypatch: pytest.M
             files.write_at(fd, np.arange(12.0).reshape(3, 4).data, 0)
     finally:
         os.close(fd)
+
+
+def test_a_tree_of_many_folders_needs_few_descriptors(tmp_path: Path) -> None:
+    root, before = files.open_dir(str(tmp_path)), len(os.listdir("/proc/self/fd"))
+    with files.Tree(root) as tree:
+        for number in range(200):
+            parent = tree.folder(("a", str(number % 100), "c", "d"), create=True)
+            files.rename(*_new_file(tree, number), str(number), parent)  # a folder is valid until the next but one
+            assert len(os.listdir("/proc/self/fd")) - before <= 20
+        assert len(tree.descriptors()) == len(os.listdir("/proc/self/fd")) - before
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert sorted(int(p.name) for p in tmp_path.glob("a/*/c/d/*")) == list(range(200))
+    os.close(root)
+
+
+def _new_file(tree: files.Tree, number: int) -> tuple[str, int]:
+    folder = tree.folder(("b", str(number)), create=True)
+    files.create_file("new", folder, b"")
+    return "new", folder
+
+
+def test_a_tree_follows_no_link_and_makes_no_folder_unasked(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to("a")
+    (tmp_path / "file").touch()
+    root = files.open_dir(str(tmp_path))
+    with files.Tree(root) as tree:
+        for create in (False, True):
+            for name in ("link", "file"):
+                with pytest.raises(NotADirectoryError):
+                    tree.folder((name,), create=create)
+        with pytest.raises(FileNotFoundError):
+            tree.folder(("a", "b"))
+        assert not tree.descriptors()[1:]
+        assert os.path.samestat(os.fstat(tree.folder(())), os.fstat(root))
+    os.close(root)

@@ -155,7 +155,6 @@ class Contents:
             if self.durable:
                 self.place.sync()
             self.place.put_root(self.root, sync=self.durable)
-        self.reader.forget_all()
         self.engine.applied()
         self.engine.clean()
 

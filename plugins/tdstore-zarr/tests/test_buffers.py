@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 from pathlib import Path as FsPath
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import zarr
 from tdstore_zarr.codec.buffers import LIMIT
+from tdstore_zarr.layout.grid import full_index, rows_of
 from tdstore_zarr.place.folder_engine import FolderEngine
 from tdstore_zarr.place.thread_pool import Pool
 from tdstore_zarr.store import open_zarr
 from zarrhelp import header_of, load
 
+from tdstore import TensorDict
 from tdstore.engine import Blob
 from tdstore.errors import CorruptStoreError, OptionError
 from tdstore.types import LeafSpec, Read, Write
@@ -96,3 +103,97 @@ def test_a_shard_that_was_cut_is_refused_by_a_write_to_one_of_its_rows(tmp_path:
         with pytest.raises(CorruptStoreError, match="'a'"):
             store.write([Write(("a",), (slice(5, 6, 1),), value[:1])])
             store.save_header(store.load_header())
+
+
+def some_index(shape: tuple[int, ...], rng: random.Random) -> tuple[slice | torch.Tensor, ...]:
+    terms: list[slice | torch.Tensor] = []
+    for size in shape[: rng.randint(0, len(shape))]:
+        start, stop = sorted((rng.randrange(size + 1), rng.randrange(size + 1)))
+        kinds: list[slice | torch.Tensor] = [slice(start, stop, 1), slice(start, stop, rng.randint(1, 3))]
+        if not any(isinstance(term, torch.Tensor) for term in terms):
+            kinds.append(torch.tensor(rng.sample(range(size), rng.randint(1, size))))
+        terms.append(rng.choice(kinds))
+    return tuple(terms)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ((), {}),
+        ((23,), {"chunks": 3, "shards": 9}),
+        ((23,), {"chunks": 4, "shards": False}),
+        ((13, 7), {"chunks": (2, 3), "shards": (4, 6)}),
+        ((13, 7), {"chunks": (3, 7), "shards": (9, 7)}),
+        ((9, 5, 4), {"chunks": (1, 5, 2), "shards": (3, 5, 4)}),
+    ],
+)
+def test_blocks_and_rows_of_chunks_are_as_in_memory(
+    tmp_path: FsPath, shape: tuple[int, ...], layout: dict[str, Any], seed: int
+) -> None:
+    rng = random.Random(seed)
+    model = torch.full(shape, -5, dtype=torch.int32)
+    with open_zarr(tmp_path / "t.zarr", mode="w", durable="none", **layout) as store:
+        store.create({("a",): LeafSpec(shape, "int32", fill_value=-5)})
+        store.save_header(header_of({("a",): model}))
+    with open_zarr(tmp_path / "t.zarr", mode="r+", durable="none") as store:
+        for number in range(25):
+            index = some_index(shape, rng)
+            at = np.ix_(*map(rows_of, full_index(shape, index)))
+            value = torch.as_tensor(model.numpy()[at] * 0 + number)
+            store.write([Write(("a",), index, value)])
+            model.numpy()[at] = number
+            if rng.random() < 0.5:
+                store.save_header(store.load_header())
+            if rng.random() < 0.3:
+                assert torch.equal(store.read([Read(("a",))])[0], model)
+    assert torch.equal(load(tmp_path / "t.zarr", verify="full")[("a",)], model)
+
+
+def test_shards_of_zarr_python_in_an_order_of_its_own_and_with_holes(tmp_path: FsPath) -> None:
+    place = tmp_path / "t.zarr"
+    group = zarr.open_group(str(place), mode="w")
+    array = group.create_array("a", shape=(16, 16), dtype="int32", chunks=(2, 2), shards=(8, 16), fill_value=3)
+    array[0:5, 2:9] = value = np.arange(35, dtype=np.int32).reshape(5, 7)
+    model = np.full((16, 16), 3, np.int32)
+    model[0:5, 2:9] = value
+    with open_zarr(place, mode="r+", durable="none") as store:
+        for number, row in enumerate((1, 7, 4, 1)):
+            model[row, 3:5] = 100 + number
+            part = torch.full((1, 2), 100 + number, dtype=torch.int32)
+            store.write([Write(("a",), (slice(row, row + 1, 1), slice(3, 5, 1)), part)])
+            store.save_header(store.load_header())
+    assert np.array_equal(zarr.open_group(str(place))["a"][:], model)
+    assert np.array_equal(load(place, verify="full")[("a",)].numpy(), model)
+
+
+def grown(place: FsPath) -> Any:
+    """Save a shard and a row, and append a row."""
+    td: Any = TensorDict({"a": torch.arange(18).view(9, 2), "n": {"b": torch.zeros(9)}}, [9])
+    td = td.save(place, storage="zarr", durable="none", chunks=2, shards=SHARD)
+    td.append({"a": torch.ones(2), "n": {"b": torch.ones(())}})
+    return td
+
+
+def test_another_shard_in_the_place_of_that_of_the_last_append_is_refused(tmp_path: FsPath) -> None:
+    td = grown(tmp_path / "t")
+    file = tmp_path / "t" / "a" / "c" / "1" / "0"
+    data = bytearray(file.read_bytes())
+    data[-(16 * SHARD // 2 + 4 + 4)] ^= 1  # the checksum of all chunks, which is before their index
+    file.write_bytes(data)
+    with pytest.raises(CorruptStoreError, match="shard 'a/c/1/0' .* is not the one that was committed"):
+        td.append({"a": torch.ones(2), "n": {"b": torch.ones(())}})
+    assert len(td) == 10
+
+
+def test_rows_are_appended_to_folders_that_were_copied_and_put_back(tmp_path: FsPath) -> None:
+    td = grown(tmp_path / "t")
+    for name in ("a", "n"):  # what a program that replaces whole arrays does
+        shutil.copytree(tmp_path / "t" / name, tmp_path / name)
+        shutil.rmtree(tmp_path / "t" / name)
+        shutil.move(tmp_path / name, tmp_path / "t" / name)
+    td.append({"a": torch.full((2,), 9), "n": {"b": torch.ones(())}})
+    td.close()
+    found = TensorDict.load(tmp_path / "t", verify="full")
+    assert found["a"].tolist() == [*torch.arange(18).view(9, 2).tolist(), [1, 1], [9, 9]]
+    assert found["n", "b"].tolist() == [*[0] * 9, 1, 1]

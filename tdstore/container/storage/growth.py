@@ -473,7 +473,7 @@ def _in_store(growth: Growth) -> Step:
                 if plan.fresh:
                     store.create(plan.fresh)
                 store.resize(plan.lengths)
-                for writes in plan.writes():
+                for writes in filter(None, plan.writes()):
                     store.write(writes)
                 if plan.gone:
                     store.delete(plan.gone)

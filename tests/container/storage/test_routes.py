@@ -29,9 +29,9 @@ MOST = {
     ("h5", "write"): 133,
     ("h5", "save"): 645,
     ("h5", "open"): 199,
-    ("zarr", "write"): 131,
-    ("zarr", "save"): 1100,  # 1,086 by itself, a few more in whole runs, after other tests
-    ("zarr", "open"): 361,
+    ("zarr", "write"): 126,
+    ("zarr", "save"): 1071,  # 1,057 by itself, a few more in whole runs, after other tests
+    ("zarr", "open"): 355,
 }
 """Calls of a route, the second time that it is taken. Where a change makes fewer, lower the number."""
 

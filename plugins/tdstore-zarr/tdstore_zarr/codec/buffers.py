@@ -19,16 +19,17 @@ from tdstore.storekit.budget import allocating
 from tdstore.storekit.checksums import crc32c
 from tdstore.types import StoreIndex
 from tdstore_zarr.codec.codecs import Bytes, ChunkError
-from tdstore_zarr.layout.grid import Ints, Part, parts, region, rows_of, strides
+from tdstore_zarr.layout.grid import Part, parts, region, strides
 from tdstore_zarr.layout.leaf import TAIL, UNKNOWN, Leaf, Stored, seal
 from tdstore_zarr.place.redo_log import LoggedEngine
 from tdstore_zarr.place.thread_pool import Pool
-from tdstore_zarr.reading.reader import Array, Pending, Reader, _workers
+from tdstore_zarr.reading.reader import Array, Index, Pending, Reader, _workers
 
 LIMIT = 64 << 20
 """Bytes that wait to be written, decoded, without `buffer_bytes=`."""
 ALONE = 1 << 20
 """Bytes that one thread encodes before starting others pays."""
+_ANOTHER = "is not the one that was committed"
 
 
 class _Cell:
@@ -66,7 +67,8 @@ class Step(NamedTuple):
     value: Array
 
 
-_Saved = tuple[Array, "np.ndarray[Any, np.dtype[np.bool_]]"]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+_Saved = tuple[Array, Mask]
 """`raw` and `loaded` of a cell."""
 
 
@@ -189,61 +191,50 @@ class Buffers(Pending):
 
     def _prepare(self, cell: _Cell, part: Part) -> Any:
         """Load the inner chunks that are about to be written in part; return those about to be written."""
-        meta = cell.leaf.meta
-        touched = full = edge = np.zeros((), np.bool_)
-        touched, full = ~touched, ~full
-        for dim, (inside, inner, each) in enumerate(zip(part.inside, meta.inner, cell.per_object, strict=True)):
-            counts = _counts(inside, inner, each)
-            starts = part.place[dim] * meta.chunks[dim] + np.arange(each, dtype=np.int64) * inner
-            valid = np.clip(meta.shape[dim] - starts, 0, inner)
-            shape = [1] * len(meta.inner)
-            shape[dim] = each
-            touched = touched & (counts > 0).reshape(shape)
-            full = full & (counts == valid).reshape(shape)
-            edge = edge | (valid < inner).reshape(shape)
-        missing = np.flatnonzero((touched & ~full & ~cell.loaded).reshape(-1))
+        touched, partial, edge = _coverage(cell, part)
+        missing = np.flatnonzero(partial & ~cell.loaded)
         if len(missing):
             cell.patched = True
             self._load(cell, missing.tolist())
             cell.loaded.reshape(-1)[missing] = True
-        fill = np.frombuffer(meta.fill, _dtype(cell.leaf))[0]
-        for position in np.flatnonzero((touched & full & edge & ~cell.loaded).reshape(-1)).tolist():
-            cell.chunk(position)[...] = fill  # elements beyond the end
+        if edge is not None:
+            fill = np.frombuffer(cell.leaf.meta.fill, _dtype(cell.leaf))[0]
+            for position in np.flatnonzero(touched & ~partial & edge & ~cell.loaded).tolist():
+                cell.chunk(position)[...] = fill  # elements beyond the end
         return touched
 
     def _load(self, cell: _Cell, positions: list[int]) -> None:
         """Load stored inner chunks, or the fill value, into a cell."""
         leaf, meta = cell.leaf, cell.leaf.meta
-        old = self._old(cell, positions)
+        data, index = self._old(cell, positions)
         assert meta.pipeline is not None
         decode = meta.pipeline.decoder(meta.inner_bytes)
-        fill = np.frombuffer(meta.fill, _dtype(leaf))[0]
         scratch = np.empty(meta.inner_bytes, np.uint8)
         for position in positions:
-            data = old.get(position)
-            if data is None:
-                cell.chunk(position)[...] = fill
+            start, stop = index[position].tolist()
+            if start < 0:
+                cell.chunk(position)[...] = np.frombuffer(meta.fill, _dtype(leaf))[0]
                 continue
             try:
-                decode(data, scratch)
+                decode(data[start:stop], scratch)
             except ChunkError as error:
                 raise self.reader.corrupt(leaf, cell.number, f"cannot be decoded: {error}") from None
             values = scratch.view(_dtype(leaf)).reshape(meta.inner)
             cell.chunk(position)[...] = values.byteswap() if meta.pipeline.big else values
 
-    def _old(self, cell: _Cell, positions: Iterable[int]) -> dict[int, memoryview]:
-        """Return the encoded inner chunks of a stored object."""
+    def _old(self, cell: _Cell, positions: Sequence[int]) -> tuple[memoryview, Index]:
+        """Return encoded inner chunks of a stored object, and the place of each in these bytes: those of a shard whole,
+        or, where few are asked for, just them.
+        """
         leaf, number = cell.leaf, cell.number
         stored = leaf.objects.get(number)
         if stored is None:
-            return {}
-        index = self.reader.index_of(leaf, number) if leaf.meta.sharded else None
-        wanted = [p for p in positions if index[p, 0] >= 0] if index is not None else []
+            return memoryview(b""), np.full((cell.loaded.size, 2), -1, np.int64)
+        index = self.reader.index_of(leaf, number) if leaf.meta.sharded else np.array([[0, stored.size]])
+        wanted = index[positions]
         try:
-            if index is not None and 2 * int((index[wanted, 1] - index[wanted, 0]).sum()) < stored.size:
-                ranges = [Range(leaf.key(number), int(index[p, 0]), int(index[p, 1])) for p in wanted]
-                parts = [memoryview(part).cast("B") for part in self.engine.get_ranges(ranges)]
-                return dict(zip(wanted, parts, strict=True))
+            if leaf.meta.sharded and 2 * int((wanted[:, 1] - wanted[:, 0]).sum()) < stored.size:
+                return self._some(leaf, number, index, [p for p in positions if index[p, 0] >= 0])
             data = memoryview(self.engine.get(leaf.key(number), stored.size).data).cast("B")
         except StoreNotFoundError:
             raise self.reader.corrupt(leaf, number, "was written and is missing") from None
@@ -251,11 +242,24 @@ class Buffers(Pending):
             raise self.reader.corrupt(leaf, number, error.message) from error
         if len(data) != stored.size:
             raise self.reader.corrupt(leaf, number, f"has {len(data)} bytes instead of {stored.size}")
-        if index is None:
-            if stored.crc != UNKNOWN and seal(data) != stored.crc:
-                raise self.reader.corrupt(leaf, number, "is not the one that was committed")
-            return {0: data}
-        return {p: data[index[p, 0] : index[p, 1]] for p in wanted}
+        if stored.crc != UNKNOWN and _seal_in(leaf, data) != stored.crc:
+            raise self.reader.corrupt(leaf, number, _ANOTHER)
+        return data, index
+
+    def _some(self, leaf: Leaf, number: int, index: Index, positions: list[int]) -> tuple[memoryview, Index]:
+        key, stored = leaf.key(number), leaf.objects[number]
+        ranges = [Range(key, *index[p].tolist()) for p in positions]
+        if stored.crc != UNKNOWN:  # the index may be one that was kept when the shard was put
+            at = stored.size - leaf.meta.index_bytes - TAIL
+            ranges.append(Range(key, at, at + TAIL))
+        parts = self.engine.get_ranges(ranges)
+        if stored.crc != UNKNOWN and int.from_bytes(parts.pop(), "little") != stored.crc:
+            raise self.reader.corrupt(leaf, number, _ANOTHER)
+        found, at = np.full_like(index, -1), 0
+        for position, part in zip(positions, parts, strict=True):
+            found[position] = at, at + len(part)
+            at += len(part)
+        return memoryview(parts[0] if len(parts) == 1 else b"".join(parts)).cast("B"), found
 
     # -- to the storage -----------------------------------------------------------------------
     def flush(self, cells: list[_Cell] | None = None) -> None:
@@ -280,47 +284,48 @@ class Buffers(Pending):
 
     def _put(self, cell: _Cell) -> None:
         leaf, number = cell.leaf, cell.number
-        data, crc = self._encode(cell)
+        data, crc, index = self._encode(cell)
         self.engine.put(leaf.key(number), data)
         if self.engine.revocable:
             self._replaced.append((leaf, number, leaf.objects.get(number)))
         leaf.objects[number] = Stored(len(data), crc)
         self.reader.forget(leaf, number)
+        if index is not None:
+            self.reader.keep_index(leaf, number, index)
 
     def _written(self, cell: _Cell) -> None:
         if self._cells.pop((cell.leaf.node, cell.number), None) is not None:
             self._bytes -= cell.raw.nbytes
 
-    def _encode(self, cell: _Cell) -> tuple[Bytes, int]:
+    def _encode(self, cell: _Cell) -> tuple[Bytes, int, Index | None]:
+        """Return an object, its checksum, and the index of a shard."""
         meta = cell.leaf.meta
         assert meta.pipeline is not None
         encode = meta.pipeline.encoder()
         raw = cell.raw.byteswap() if meta.pipeline.big else cell.raw
         if not meta.sharded:
             data = bytes(encode(np.ascontiguousarray(raw).reshape(-1).view(np.uint8)))
-            return data, seal(data)
+            return data, seal(data), None
         loaded = cell.loaded.reshape(-1)
         # Chunks that are contiguous in memory need no copy.
         blocks = raw.reshape(len(loaded), -1).view(np.uint8) if _in_order(meta.chunks, meta.inner) else None
-        unloaded = [] if loaded.all() else np.flatnonzero(~loaded).tolist()
-        old = self._old(cell, unloaded) if unloaded else {}
-        pieces: list[Bytes] = []
-        index = np.full((len(loaded), 2), 2**64 - 1, "<u8")
-        at = 0
-        for position, fresh in enumerate(loaded.tolist()):
-            piece: Bytes | None
-            if not fresh:
-                piece = old.get(position)
-            elif blocks is not None:
-                piece = encode(blocks[position])
+        fresh = np.flatnonzero(loaded).tolist()
+        pieces, index = _Pieces(len(loaded)), None
+        if len(fresh) < len(loaded):
+            old, index = self._old(cell, np.flatnonzero(~loaded).tolist())
+        done = 0
+        for position in fresh:
+            if index is not None:
+                pieces.keep(old, index, done, position)
+            if blocks is not None:
+                pieces.add(position, encode(blocks[position]))
             else:
                 part = raw[region(position, cell.per_object, meta.inner)]
-                piece = encode(np.ascontiguousarray(part).reshape(-1).view(np.uint8))
-            if piece is not None:
-                pieces.append(piece)
-                index[position] = at, len(piece)
-                at += len(piece)
-        return pack_shard(pieces, index, meta.index_at_end, meta.index_crc)
+                pieces.add(position, encode(np.ascontiguousarray(part).reshape(-1).view(np.uint8)))
+            done = position + 1
+        if index is not None:
+            pieces.keep(old, index, done, len(loaded))
+        return pieces.pack(at_end=meta.index_at_end, crc=meta.index_crc)
 
     # -- life ----------------------------------------------------------------------------------
     def drop(self, leaf: Leaf) -> None:
@@ -334,27 +339,65 @@ class Buffers(Pending):
         self._bytes = 0
 
 
-def pack_shard(pieces: list[Bytes], index: Array, at_end: bool, crc: bool) -> tuple[Bytes, int]:
-    """Return a shard of encoded inner chunks and their index, and the checksum of the bytes before its tail.
+class _Pieces:
+    """The encoded inner chunks of a shard, in order.
 
     Args:
-        pieces: the encoded inner chunks.
-        index: offset and length of each.
-        at_end: the index is the tail.
-        crc: the index ends in its crc32c.
+        count: the number of inner chunks of a full shard.
     """
-    if at_end:
+
+    def __init__(self, count: int) -> None:
+        self.data: list[Bytes] = []
+        self.index: Index = np.full((count, 2), -1, np.int64)
+        """Start and stop of each, -1 where it is absent."""
+        self._at = 0
+
+    def add(self, position: int, data: Bytes) -> None:
+        """Add an inner chunk."""
+        self.index[position] = self._at, self._at + len(data)
+        self._put(data)
+
+    def keep(self, data: memoryview, index: Index, first: int, last: int) -> None:
+        """Add inner chunks `[first, last)` of the stored shard: neighbours, which most are, as one piece."""
+        there = first + np.flatnonzero(index[first:last, 0] >= 0)
+        for run in np.split(there, 1 + np.flatnonzero(index[there[1:], 0] != index[there[:-1], 1])):
+            if len(run):
+                start, stop = int(index[run[0], 0]), int(index[run[-1], 1])
+                self.index[run] = index[run] + (self._at - start)
+                self._put(data[start:stop])
+
+    def _put(self, data: Bytes) -> None:
+        self.data.append(data)
+        self._at += len(data)
+
+    def pack(self, *, at_end: bool, crc: bool) -> tuple[Bytes, int, Index]:
+        """Return the shard, the checksum of the bytes before its tail, and its index.
+
+        Args:
+            at_end: the index is the tail.
+            crc: the index ends in its crc32c.
+        """
+        index = self.index
+        if not at_end:
+            index = np.where(index < 0, -1, index + (16 * len(index) + (4 if crc else 0)))
+        table = index.copy()
+        table[:, 1] -= np.where(index[:, 0] < 0, 0, index[:, 0])  # what is absent has two times 2**64 - 1
+        text = table.astype("<i8").tobytes()
+        end = crc32c(text).to_bytes(4, "little") if crc else b""
+        if not at_end:
+            return b"".join((text, end, *self.data)), UNKNOWN, index
         mark = 0
-        for piece in pieces:
+        for piece in self.data:
             mark = seal(piece, mark)
-        table = index.tobytes()
-        end = crc32c(table).to_bytes(4, "little") if crc else b""
-        return b"".join((*pieces, mark.to_bytes(TAIL, "little"), table, end)), mark
-    size = 16 * len(index) + (4 if crc else 0)
-    moved = index.copy()
-    moved[index[:, 0] != np.uint64(2**64 - 1), 0] += np.uint64(size)
-    table = moved.tobytes()
-    return b"".join((table, crc32c(table).to_bytes(4, "little") if crc else b"", *pieces)), UNKNOWN
+        return b"".join((*self.data, mark.to_bytes(TAIL, "little"), text, end)), mark, index
+
+
+def _seal_in(leaf: Leaf, data: memoryview) -> int:
+    """Return the checksum that tells which object this is: of a shard the one in its tail, which is not computed."""
+    if not leaf.meta.sharded:
+        return seal(data)
+    at = len(data) - leaf.meta.index_bytes - TAIL
+    return int.from_bytes(data[at : at + TAIL], "little")
 
 
 def seal_of(leaf: Leaf, data: memoryview) -> int:
@@ -371,14 +414,44 @@ def seal_of(leaf: Leaf, data: memoryview) -> int:
     return seal(data[:end])
 
 
-def _counts(inside: Any, inner: int, each: int) -> Ints:
-    """Return the number of elements of each inner chunk that a selection takes, along one dimension."""
-    if isinstance(inside, slice):
-        if inside.step in (None, 1):
-            edges = np.clip(np.arange(each + 1, dtype=np.int64) * inner, inside.start, inside.stop)
-            return edges[1:] - edges[:-1]
-        inside = rows_of(inside)
-    return np.bincount(inside // inner, minlength=each)
+def _coverage(cell: _Cell, part: Part) -> tuple[Mask, Mask, Mask | None]:
+    """Return the inner chunks that a write touches, and those of them that it does not fill.
+
+    And those that reach beyond the end of the leaf; None if there are none.
+    """
+    meta, each = cell.leaf.meta, cell.per_object
+    edge: Mask | None = None
+    block: list[slice] | None = []
+    filled, sizes = [], []
+    for dim, term in enumerate(part.inside):
+        inner = meta.inner[dim]
+        size = meta.shape[dim] - part.place[dim] * meta.chunks[dim]
+        sizes.append(size)
+        if size < inner * each[dim]:
+            edge = np.zeros(each, np.bool_) if edge is None else edge
+            edge[(slice(None),) * dim + (slice(size // inner, None),)] = True
+        if block is None or not isinstance(term, slice) or term.step not in (None, 1):
+            block = None
+            continue
+        last = term.stop + inner - 1 if term.stop >= size else term.stop
+        block.append(slice(term.start // inner, -(-term.stop // inner)))
+        filled.append(slice(-(-term.start // inner), last // inner))
+    if block is not None:  # neither is of any other form than the block itself
+        touched = np.zeros(each, np.bool_)
+        touched[tuple(block)] = True
+        partial = touched.copy()
+        partial[tuple(filled)] = False
+        return touched, partial, edge
+    touched = full = np.ones((), np.bool_)
+    for dim, (inside, inner, n) in enumerate(zip(part.inside, meta.inner, each, strict=True)):
+        rows = np.arange(inside.start, inside.stop, inside.step) if isinstance(inside, slice) else inside
+        counts = np.bincount(rows // inner, minlength=n)
+        valid = np.clip(sizes[dim] - np.arange(n, dtype=np.int64) * inner, 0, inner)
+        shape = [1] * len(each)
+        shape[dim] = n
+        touched = touched & (counts > 0).reshape(shape)
+        full = full & (counts == valid).reshape(shape)
+    return touched, touched & ~full, edge
 
 
 def _in_order(chunks: tuple[int, ...], inner: tuple[int, ...]) -> bool:

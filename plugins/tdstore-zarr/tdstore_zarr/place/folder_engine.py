@@ -179,28 +179,24 @@ class FolderEngine(Engine):
         if not self._writable or if_absent or if_match is not None:
             raise self.unsupported(EngineCap.CONDITIONAL if self._writable else EngineCap.WRITE)
         parts = key_parts(key, self.url)
+        here = self.private or key.startswith(PREFIX)
         with files.io_errors(self.where(key), "cannot write"):
-            with self._lock:
-                folder = os.dup(self._tree.folder(parts[:-1], create=True))
+            with self._lock:  # data is written without it: other threads may put meanwhile
+                folder = self._tree.folder(parts[:-1], create=True)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | files.SAFE
+                fd = os.open(parts[-1], flags, 0o666, dir_fd=folder) if here else os.dup(folder)
                 self._open.pop(key, None)
                 self._unsynced[key] = None
             try:
-                if self.private or key.startswith(PREFIX):
-                    self._put_here(parts[-1], folder, data)
+                if here:
+                    files.write_at(fd, memoryview(data).cast("B"), 0)
+                    if len(data) >= _WRITEBACK:
+                        files.start_writeback(fd)
                 else:
-                    files.replace_file(parts[-1], folder, bytes(data))
+                    files.replace_file(parts[-1], fd, bytes(data))
             finally:
-                os.close(folder)
+                os.close(fd)
         return None
-
-    def _put_here(self, name: str, folder: int, data: Buffer) -> None:
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | files.SAFE, 0o666, dir_fd=folder)
-        try:
-            files.write_at(fd, memoryview(data).cast("B"), 0)
-            if len(data) >= _WRITEBACK:
-                files.start_writeback(fd)
-        finally:
-            os.close(fd)
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, as `Engine.delete` does."""
@@ -243,7 +239,10 @@ class FolderEngine(Engine):
                 del self._unsynced[key]
 
     def sweep_below(self, prefix: str, keep: Set[str]) -> None:
-        """Remove folders of the root that start with `prefix`, and unfinished renames of a writer that ended."""
+        """Remove folders of the root that start with `prefix`, and unfinished renames of a writer that ended.
+
+        Folders are closed: until the next change, another program may replace them.
+        """
         with files.io_errors(self.url, "tidying"):
             with os.scandir(self.root) as entries:
                 found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
@@ -252,6 +251,8 @@ class FolderEngine(Engine):
                     self.remove(name)
                 elif not is_dir and files.is_temp(name):
                     files.unlink_if_there(name, self.root)
+            with self._lock:
+                self._tree.close()
 
     def link(self, old: str, new: str) -> None:
         """Give a file a second name; if the file system has no links, copy it."""
@@ -278,17 +279,14 @@ class FolderEngine(Engine):
                 source, target = key_parts(old, self.url), key_parts(new, self.url)
                 with files.io_errors(self.where(new), "cannot rename"):
                     try:
-                        parent = os.dup(self._tree.folder(source[:-1]))
+                        parent = self._tree.folder(source[:-1])
                     except FileNotFoundError:
                         continue
-                    try:
-                        folder = self._tree.folder(target[:-1], create=True)
-                        with contextlib.suppress(FileNotFoundError):
-                            files.rename(source[-1], parent, target[-1], folder)
-                    finally:
-                        os.close(parent)
+                    folder = self._tree.folder(target[:-1], create=True)
+                    with contextlib.suppress(FileNotFoundError):
+                        files.rename(source[-1], parent, target[-1], folder)
                 self._unsynced.pop(old, None)
-                self._changed.update(target[:depth] for depth in range(len(target)))
+                self._changed.update([target[:depth] for depth in range(len(target))])
 
     def prune(self, keys: Iterable[str]) -> None:
         """Remove the folders of removed objects, if they are empty."""
@@ -323,9 +321,10 @@ class FolderEngine(Engine):
             self._changed.clear()
 
     def forget(self) -> None:
-        """Close the cached files."""
+        """Close the cached files and folders."""
         with self._lock:
             self._open.clear()
+            self._tree.close()
 
     def close(self) -> None:
         """Close the folder."""

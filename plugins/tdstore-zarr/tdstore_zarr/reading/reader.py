@@ -308,11 +308,22 @@ class Reader:
             if r.stop is not None and len(data) != r.stop - r.start:
                 raise self.corrupt(leaf, number, f"gave {len(data)} bytes where {r.stop - r.start} were asked for")
             if leaf.meta.sharded:
-                self._keep_index(leaf, number, data, whole=small)
+                self._parse_index(leaf, number, data)
             if small:
                 self._keep_whole((leaf.node, number), data)
 
-    def _keep_index(self, leaf: Leaf, number: int, data: memoryview, *, whole: bool) -> Index:
+    def keep_index(self, leaf: Leaf, number: int, index: Index) -> None:
+        """Keep the index of a shard, as `parse_index` returns it."""
+        place = leaf.node, number
+        with self._lock:
+            if (old := self._indices.pop(place, None)) is not None:
+                self._index_bytes -= old.nbytes
+            self._indices[place] = index
+            self._index_bytes += index.nbytes
+            while self._index_bytes > INDEX_CACHE and len(self._indices) > 1:
+                self._index_bytes -= self._indices.popitem(last=False)[1].nbytes
+
+    def _parse_index(self, leaf: Leaf, number: int, data: memoryview) -> None:
         meta, stored = leaf.meta, leaf.objects[number]
         if meta.index_at_end:
             if stored.crc != UNKNOWN:
@@ -330,12 +341,7 @@ class Reader:
             index = parse_index(body, leaf, stored.size)
         except ValueError as error:
             raise self.corrupt(leaf, number, str(error)) from None
-        with self._lock:
-            self._indices[leaf.node, number] = index
-            self._index_bytes += index.nbytes
-            while self._index_bytes > INDEX_CACHE and len(self._indices) > 1:
-                self._index_bytes -= self._indices.popitem(last=False)[1].nbytes
-        return index
+        self.keep_index(leaf, number, index)
 
     def _keep_whole(self, place: tuple[str, int], data: memoryview) -> None:
         with self._lock:
