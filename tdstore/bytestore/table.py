@@ -104,20 +104,26 @@ def overlay(old: Extents, new: Extents) -> Extents:
         return coalesce(new)
     if not len(new.start):
         return old
+    if new.start[0] >= old.stop[-1]:  # rows at the end: only the last extent may get longer
+        last = len(old.start) - 1
+        tail = coalesce(joined(old.take(slice(last, None)), new))
+        return joined(old.take(slice(last)), tail)
     # A few rows of many: only their neighbourhood is worked on.
     low = max(int(np.searchsorted(old.stop, new.start[0], "right")) - 1, 0)
     high = int(np.searchsorted(old.start, new.stop[-1], "left")) + 1
     near = old.take(slice(low, high))
     if 2 * len(near.start) < len(old.start):
-        columns = zip(old, overlay(near, new), strict=True)
-        return Extents(*(np.concatenate([all_[:low], mine, all_[high:]]) for all_, mine in columns))
+        return joined(old.take(slice(low)), overlay(near, new), old.take(slice(high, None)))
     edges = np.empty((len(new.start) + 1, 2), np.int64)
     edges[0, 0], edges[-1, 1] = 0, np.iinfo(np.int64).max
     edges[1:, 0], edges[:-1, 1] = new.stop, new.start
-    remaining = select(old, edges)
-    merged = [np.concatenate(pair) for pair in zip(remaining, new, strict=True)]
-    order = np.argsort(merged[0], kind="stable")
-    return coalesce(Extents(*(column[order] for column in merged)))
+    merged = joined(select(old, edges), new)
+    return coalesce(merged.take(np.argsort(merged.start, kind="stable")))
+
+
+def joined(*parts: Extents) -> Extents:
+    """Return the extents of all parts, one after another."""
+    return Extents(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def select(extents: Extents, ranges: Ints) -> Extents:
@@ -166,7 +172,8 @@ class Leaf(msgspec.Struct, frozen=True):
     def resized(self, length: int) -> Leaf:
         """Return the leaf with another first dimension."""
         spec = self.spec.replace(shape=(length, *self.spec.shape[1:]))
-        return Leaf(spec, select(self.extents, np.array([[0, spec.nbytes]])))
+        longer = length >= self.spec.shape[0]
+        return Leaf(spec, self.extents if longer else select(self.extents, np.array([[0, spec.nbytes]])))
 
 
 def fill_bytes(spec: LeafSpec) -> Bytes | None:

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from tdstore.bytestore.manifest import SUMS_BLOCK
 from tdstore.bytestore.table import (
+    NOTHING,
     Bytes,
     Extents,
     Leaf,
+    Parts,
     StoredObject,
     Table,
     coalesce,
@@ -104,7 +106,8 @@ def store_in_memory(
         borrow: keep a view of the value, where it is one range: the buffer is put before the value may change.
     """
     old = leaf.extents
-    parts = locate(old, ranges)
+    beyond = not len(old.stop) or ranges[0, 0] >= old.stop[-1]  # as rows that are appended are
+    parts = Parts(*NOTHING) if beyond else locate(old, ranges)
     sizes = ranges[:, 1] - ranges[:, 0]
     view = memoryview(np.ascontiguousarray(data))  # type: ignore[arg-type]
     if len(parts.query) and bool((old.piece[parts.extent] < 0).all()):

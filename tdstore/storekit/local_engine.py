@@ -18,6 +18,9 @@ _IOV_MAX = 1024
 """Parts of one `pwritev`."""
 
 
+_ABLE = EngineCap.LIST | EngineCap.WRITE | EngineCap.CONDITIONAL
+
+
 class LocalEngine(Engine):
     """Engine over the files below a folder. No link is followed, and nothing outside of the folder is accessed.
 
@@ -44,8 +47,7 @@ class LocalEngine(Engine):
     @property
     def can(self) -> EngineCap:
         """Return all abilities except rename; only those for reading if not `writable`."""
-        able = EngineCap.LIST
-        return able | EngineCap.WRITE | EngineCap.CONDITIONAL if self._writable else able
+        return _ABLE if self._writable else EngineCap.LIST
 
     @property
     def lanes(self) -> int:
@@ -148,7 +150,7 @@ class LocalEngine(Engine):
                 temp = files.temp_name()
                 fd = waiting[temp] = files.create_empty(temp, folder)
                 _write_all(fd, parts)
-                if self._durable:
+                if self._durable and len(items) > 1:
                     files.start_writeback(fd)
             for (temp, fd), (name, _) in zip(list(waiting.items()), items, strict=True):
                 if self._durable:

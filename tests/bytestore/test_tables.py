@@ -58,6 +58,15 @@ def test_overlay_is_one_over_the_other(old, new):
     assert as_bytes(coalesce(old)) == as_bytes(old)
 
 
+def test_rows_at_the_end_lengthen_the_last_extent_or_are_one_more():
+    old = Extents(*map(np.array, ([0, 20], [10, 30], [1, 2], [0, 5])))
+    longer = overlay(old, Extents(*map(np.array, ([30, 50], [40, 60], [2, 2], [15, 35]))))
+    assert [column.tolist() for column in longer] == [[0, 20, 50], [10, 40, 60], [1, 2, 2], [0, 5, 35]]
+    for start, piece, offset in ((31, 2, 16), (30, 3, 15), (30, 2, 14)):
+        other = overlay(old, Extents(*map(np.array, ([start], [start + 10], [piece], [offset]))))
+        assert other.start.tolist() == [0, 20, start]
+
+
 @given(extents(), st.lists(st.tuples(st.integers(0, SIZE - 1), st.integers(1, 20)), max_size=6))
 def test_locate_finds_every_byte_of_every_range(e, spans):
     ranges = np.array([(a, min(a + n, SIZE)) for a, n in spans], np.int64).reshape(-1, 2)
