@@ -243,10 +243,9 @@ class SealedDocument(Generic[T]):
         Raises:
             InvalidArgumentError: beyond the limits that a reader accepts.
         """
-        if self._ascii:
+        body = msgspec.json.encode(document)
+        if self._ascii and not body.isascii():
             body = json.dumps(msgspec.to_builtins(document), separators=(",", ":")).encode("ascii")
-        else:
-            body = msgspec.json.encode(document)
         if excess := self._excess(body):
             raise InvalidArgumentError(f"{url} would have a manifest that cannot be read: {excess}")
         deepest = max(map(len, paths), default=0)

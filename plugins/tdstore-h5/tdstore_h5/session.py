@@ -311,10 +311,7 @@ class Session:
         self.handle.unflushed = True
         with self.handle.writing(f"resizing {path_text(path)}"):
             dataset = None if leaf.plain else self.dataset(path)
-            if dataset is not None and dataset.chunks and (dataset.maxshape[0] or length) >= length:
-                if dataset.shape[0] > old.shape[0]:
-                    dataset.resize(old.shape[0], axis=0)  # rows of a writer that was killed are not among the new ones
-                dataset.resize(length, axis=0)
+            if dataset is not None and datasets.relengthen(dataset, old.shape[0], length):
                 leaf.spec, leaf.stored = new, dataset.id.get_storage_size()
             else:
                 self._remake(path, leaf, new, self._layout_to(path, leaf, new, dataset))

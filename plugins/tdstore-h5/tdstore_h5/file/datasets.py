@@ -140,6 +140,20 @@ def _fill(dataset: h5py.Dataset, spec: LeafSpec, fill: np.ndarray[Any, Any]) -> 
         dataset[start:stop] = np.broadcast_to(fill[0], (stop - start, *spec.shape[1:]))
 
 
+def relengthen(dataset: h5py.Dataset, old: int, length: int) -> bool:
+    """Set the length of a dataset whose first `old` rows are kept; return False if it has no chunks, or a limit."""
+    if not dataset.chunks:
+        return False
+    space = dataset.id.get_space()
+    (there, *rest), most = space.get_simple_extent_dims(), space.get_simple_extent_dims(True)[0]
+    if most != h5s.UNLIMITED and most < length:
+        return False
+    if there > old:  # rows of a writer that was killed are not among the new ones
+        dataset.id.set_extent((old, *rest))
+    dataset.id.set_extent((length, *rest))
+    return True
+
+
 def options_of(dataset: h5py.Dataset) -> dict[str, Any]:
     """Return the layout options that would make an equal dataset, able to grow."""
     names = ("chunks", "compression", "compression_opts", "shuffle", "fletcher32", "scaleoffset")

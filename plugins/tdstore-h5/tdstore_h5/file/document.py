@@ -10,6 +10,7 @@ from typing import Any
 import h5py
 import msgspec
 import numpy as np
+from h5py import h5a
 
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
 from tdstore.errors import CorruptStoreError
@@ -137,6 +138,12 @@ def get_attribute(attributes: h5py.AttributeManager, name: str, url: str) -> byt
 
 def put_attribute(file: h5py.File, name: str, text: bytes) -> None:
     """Set a text attribute of the root, of any length."""
+    raw = name.encode()
+    if h5a.exists(file.id, raw):
+        there = h5a.open(file.id, raw)
+        if there.dtype == f"S{len(text)}" and not there.shape:  # most often it only has other numbers
+            there.write(np.array(text, there.dtype), mtype=there.get_type())
+            return
     try:
         # Fixed length: HDF5 takes the room back when it is replaced.
         file.attrs.create(name, np.bytes_(text), dtype=h5py.string_dtype("utf-8", len(text)))

@@ -80,7 +80,7 @@ def write(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, value: Tenso
     index = _within(dataset, spec, index)
     at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
     if at is None:
-        dataset[_slices(index) or ()] = to_numpy(value.contiguous())
+        _Block(dataset).write(_slices(index), to_numpy(value.contiguous()))
         return
     rows = index[at].numpy()  # type: ignore[union-attr]
     order = np.argsort(rows, kind="stable")
@@ -164,7 +164,7 @@ def _read_rows(dataset: h5py.Dataset, index: StoreIndex, at: int, rows: np.ndarr
 
 
 class _Block:
-    """Reads of blocks of one dataset, without h5py's handling of all kinds of indices, slower than a small chunk."""
+    """Access to blocks of one dataset, without h5py's handling of all kinds of indices, slower than a small chunk."""
 
     def __init__(self, dataset: h5py.Dataset) -> None:
         self._id = dataset.id
@@ -180,12 +180,19 @@ class _Block:
             self.read(slices, whole)
             out[...] = whole
             return
+        self._id.read(*self._spaces(slices, out.shape), out)
+
+    def write(self, slices: tuple[slice, ...], value: Any) -> None:
+        """Set the selection of slices of the leading dimensions to a contiguous value."""
+        self._id.write(*self._spaces(slices, value.shape), value)
+
+    def _spaces(self, slices: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[Any, Any]:
+        """Return the selection in memory, and in the file."""
         if not self._shape:
-            self._id.read(h5s.ALL, h5s.ALL, out)
-            return
+            return h5s.ALL, h5s.ALL
         terms = (*slices, *(slice(0, n, 1) for n in self._shape[len(slices) :]))
-        self._space.select_hyperslab(tuple(t.start for t in terms), out.shape, stride=tuple(t.step or 1 for t in terms))
-        self._id.read(h5s.create_simple(out.shape), self._space, out)
+        self._space.select_hyperslab(tuple(t.start for t in terms), shape, stride=tuple(t.step or 1 for t in terms))
+        return h5s.create_simple(shape), self._space
 
 
 def _read_block(dataset: h5py.Dataset, slices: tuple[slice, ...], out: Any) -> None:
