@@ -109,12 +109,15 @@ def alike(leaves: Sequence[Tensor], operands: Sequence[Any], numbers: bool = Tru
     dtypes = [leaf.dtype for leaf in leaves]
     if not _FLOATS.issuperset(dtypes) or not _are_plain(leaves):
         return False
-    shapes = None
+    shapes: list[torch.Size] | None = None
+    checked: list[Any] = []
     for parts in operands:
         if type(parts) is not list:
             return False
         if numbers and parts is operands[-1] and _NUMBERS.issuperset(map(type, parts)):
             continue
+        if len(checked) == len(parts) and all(map(operator.is_, checked, parts)):
+            continue  # as in addcmul_(grad, grad)
         if shapes is None:
             shapes = [leaf.shape for leaf in leaves]
         if (
@@ -123,6 +126,7 @@ def alike(leaves: Sequence[Tensor], operands: Sequence[Any], numbers: bool = Tru
             or [part.shape for part in parts] != shapes
         ):
             return False
+        checked = parts
     return True
 
 
@@ -171,6 +175,7 @@ def _like(leaf: Tensor, other: Any) -> Tensor:
 _maximum = _each(lambda a, b: torch.maximum(a, _like(a, b)))
 _minimum = _each(lambda a, b: torch.minimum(a, _like(a, b)))
 _clamp_max, _clamp_min = _each(torch.clamp_max), _each(torch.clamp_min)
+_clamp = _each3(lambda a, low, high: torch.clamp_max(torch.clamp_min(a, low), high))
 _logical_and = _each(lambda a, b: torch.logical_and(a, _like(a, b)))
 _lerp = _each3(lambda a, b, c: torch.lerp(a, _like(a, b).to(a.dtype), c))
 
@@ -260,10 +265,12 @@ class ArithmeticOps(OpsBase):
 
         `out` is a TensorDict to write the result into.
         """
-        if min is None and max is None:
+        if max is not None:
+            result = self.clamp_max(max) if min is None else self._foreach(_clamp, min, max)
+        elif min is not None:
+            result = self.clamp_min(min)
+        else:
             raise InvalidArgumentError("clamp needs min=, max= or both")
-        below: Self = self if min is None else self.clamp_min(min)
-        result = below if max is None else below.clamp_max(max)
         if out is not None:
             target: Any = out
             target.update(result, inplace=True)

@@ -79,6 +79,9 @@ class Padding:
         )
 
 
+_FEW_PARTS = 16
+
+
 class RearrangeOps(ReshapeOps):
     """flip, roll, repeat, tile, pad and their relatives; feature dimensions never change."""
 
@@ -231,7 +234,18 @@ class RearrangeOps(ReshapeOps):
 
     def _repeated(self, times: tuple[int, ...], names: Names) -> Self:
         new = torch.Size(a * b for a, b in zip(self.batch_size, times, strict=True))
-        return self._move(lambda t: t.repeat(*times, *(1,) * (t.ndim - len(times))), new, names)
+        more = [d for d, n in enumerate(times) if n != 1]
+        once = len(more) == 1 and 0 < times[more[0]] <= _FEW_PARTS
+
+        def repeated(t: Tensor) -> Tensor:
+            if type(t) is Tensor and t.layout is torch.strided and not t.is_nested:  # a quarter of the time of `repeat`
+                if once:
+                    return torch.cat([t] * times[more[0]], more[0])
+                if not more:
+                    return t.clone(memory_format=torch.contiguous_format)
+            return t.repeat(*times, *(1,) * (t.ndim - len(times)))
+
+        return self._move(repeated, new, names)
 
     def repeat_interleave(
         self,

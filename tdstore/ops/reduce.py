@@ -79,7 +79,7 @@ class ReduceOps(OpsBase):
         """
         if dim is None:
             leaves = self._memory_leaves()  # no further one is looked at behind the first that decides
-            return all(bool(leaf.all()) for leaf in (self._every_leaf(how.ALL) if leaves is None else leaves))
+            return all(leaf.all() for leaf in (self._every_leaf(how.ALL) if leaves is None else leaves))
         return self._reduction(how.ALL, dim, keepdim, None)
 
     @overload
@@ -103,7 +103,7 @@ class ReduceOps(OpsBase):
         """
         if dim is None:
             leaves = self._memory_leaves()  # no further one is looked at behind the first that decides
-            return any(bool(leaf.any()) for leaf in (self._every_leaf(how.ANY) if leaves is None else leaves))
+            return any(leaf.any() for leaf in (self._every_leaf(how.ANY) if leaves is None else leaves))
         return self._reduction(how.ANY, dim, keepdim, None)
 
     @overload
@@ -543,7 +543,7 @@ class ReduceOps(OpsBase):
             )
             return kind.whole(rows, (over.batch_dims,), False)
         if over.dims is None:
-            return kind.whole(torch.cat([leaf.reshape(-1) for leaf in leaves]), (0,), False)
+            return kind.whole(torch.cat([leaf.ravel() for leaf in leaves]), (0,), False)
         return kind.whole(self._strung(over.dims[0]), over.dims, keepdim)
 
     def _strung(self, dim: int) -> Tensor:

@@ -222,7 +222,7 @@ class TensorClass(Surface, metaclass=Fields):
             raise cls._foreign(unknown[0])
         for key in td._first_keys():
             if not nested and type(found := td._data[key]) is not Tensor:
-                nested = isinstance(found, Container)
+                nested = isinstance(found, Container) and not isinstance(found, Typed)
         if nested:
             cls._type_nested(td)
         obj = cls._wrap(td)

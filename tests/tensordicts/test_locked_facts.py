@@ -292,3 +292,88 @@ def test_nothing_is_kept_alive() -> None:
     td.update({"b": torch.zeros(3)}, ignore_lock=True)
     gc.collect()
     assert leaf() is None
+
+
+# -- lazy stacks -----------------------------------------------------------------------------------
+def stacked(dim: int = 0) -> Any:
+    return lazy_stack([made() for _ in range(4)], dim).lock_()
+
+
+def without(stack: Any) -> Any:
+    """The same values in a stack that is not locked, and of which nothing is kept."""
+    return lazy_stack([td.clone() for td in stack.tensordicts], stack.stack_dim)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_locked_stack_writes_what_another_does(dim: int) -> None:
+    stack, other = stacked(dim), stacked(dim)
+    other.add_(torch.arange(12.0).reshape(other.batch_size))
+    ways: list[Callable[[Any, Any], Any]] = [
+        lambda td, o: td.add_(o), lambda td, o: td.lerp_(o, 0.25), lambda td, o: td.addcmul_(o, o, value=0.5),
+        lambda td, o: td.abs_().neg_(), lambda td, o: td.clamp_max_(2), lambda td, o: td.mul_(torch.ones(td.shape)),
+        lambda td, o: td.update_(o), lambda td, o: td.copy_(o), lambda td, o: td.set_(("n", "c"), o["n", "c"] + 5),
+        lambda td, o: td.set_at_(("n", "d", "e"), o["n", "d", "e"][1] + 7, 1),
+    ]  # fmt: skip
+    for way in ways:
+        plain = without(stack)
+        way(stack, other)
+        way(plain, without(other))
+        for key in plain.keys(True, True):
+            torch.testing.assert_close(stack[key], plain[key])
+        assert stack.depth == plain.depth == 2
+        torch.testing.assert_close(stack.get_at(("n", "c"), 0), plain["n", "c"][0])
+
+
+def test_keys_of_a_locked_stack_follow_its_elements() -> None:
+    stack = stacked()
+    assert list(stack.keys()) == ["b", "n", "a"]
+    stack.keys()._mapping.clear()
+    assert list(stack.keys()) == ["b", "n", "a"] and len(stack.keys()) == 3
+    stack.tensordicts[1].update({"new": torch.zeros(3)}, ignore_lock=True)
+    assert list(stack.keys()) == ["b", "n", "a"]
+    for td in stack.tensordicts:
+        td.update({"new": torch.zeros(3)}, ignore_lock=True)
+    assert list(stack.keys()) == ["b", "n", "a", "new"]
+    with stack.unlock_():
+        stack.del_("a")
+        assert list(stack.keys()) == ["b", "n", "new"]
+    assert list(stack.keys()) == ["b", "n", "new"]
+    stack.tensordicts[0] = TensorDict({"b": torch.zeros(3, 4)}, [3]).lock_()
+    assert list(stack.keys()) == ["b"]
+
+
+def test_entries_of_some_elements_are_written_as_by_another() -> None:
+    ragged = [TensorDict({"a": torch.zeros(3), **more}, [3]) for more in ({"z": torch.zeros(3)}, {})]
+    found = []
+    for lock in (True, False):
+        stack = lazy_stack([td.clone() for td in ragged])
+        other = lazy_stack([td.clone().add_(1) for td in ragged])
+        if lock:
+            stack.lock_()
+            other.lock_()
+        stack.update_(other)
+        found.append([stack["a"].tolist(), stack.tensordicts[0]["z"].tolist()])
+    assert found[0] == found[1]
+
+
+def test_a_write_into_a_stack_that_fails_changes_nothing() -> None:
+    stack, other = stacked(), stacked()
+    other.tensordicts[3]["n", "c"].unsqueeze_(1).resize_(3, 3)
+    before = stack.clone()
+    with pytest.raises(Exception, match=r"shape|size|fit"):
+        stack.update_(other)
+    with pytest.raises(Exception, match=r"shape|size|fit"):
+        stack.lerp_(other, 0.5)
+    for key in before.keys(True, True):
+        torch.testing.assert_close(stack[key], before[key])
+
+
+def test_entries_that_are_stacked_on_reading_do_not_pile_up() -> None:
+    stack = stacked()
+    for _ in range(200):
+        stack["n"]
+    assert all(len(td["n"]._parents) < 40 for td in stack.tensordicts)
+    kept = [stack["n"] for _ in range(40)]
+    with pytest.raises(LockedError):
+        stack.tensordicts[0]["n"].unlock_()
+    del kept

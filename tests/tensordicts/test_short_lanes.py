@@ -404,3 +404,93 @@ def test_rows_of_a_tensor_with_overrides_are_taken_by_torch() -> None:
     found = td[torch.tensor([4, 1])]
     assert Counted.met > 0 and isinstance(found["a"], Counted)
     assert torch.equal(found["a"].as_subclass(torch.Tensor), td["a"].as_subclass(torch.Tensor)[[4, 1]])
+
+
+# -- clamp, repeat, names, keys --------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (1, 5),
+        (1.5, 5),
+        (torch.tensor([0.0, 4.0, 8.0]), 6),
+        (torch.tensor(2), torch.tensor([9.0, 5.0, 1.0])),
+        (made() * 0 + 2, made() * 0 + 3),
+        (float("nan"), 3),
+        (5, 1),
+    ],
+)
+def test_clamp_is_both_bounds_after_one_another(low: Any, high: Any) -> None:
+    for lock in (False, True):
+        td = made().lock_() if lock else made()
+        got, want = td.clamp(low, high), td.clamp_min(low).clamp_max(high)
+        for key in want.keys(True, True):
+            torch.testing.assert_close(got[key], want[key], equal_nan=True)
+            assert got[key].dtype is want[key].dtype
+    part = made().select("a").requires_grad_()
+    part.clamp(3, 7).sum(reduce=True).backward()
+    assert part["a"].grad.sum() == 5
+
+
+@pytest.mark.parametrize("times", [(2, 1), (1, 3), (1, 1), (2, 2), (0, 1), (40, 1)])
+def test_repeated_leaves_are_copies_in_one_piece(times: tuple[int, int]) -> None:
+    rows = torch.arange(24.0).reshape(4, 6).T.reshape(6, 2, 2)
+    leaves = {
+        "t": torch.arange(6).reshape(2, 3).T,
+        "e": torch.ones(1, 1).expand(3, 2),
+        "x": rows[::2],
+        "b": rows[:3] > 4,
+    }
+    td = TensorDict({**leaves, "n": {"z": torch.zeros(3, 2, 0)}, "s": "text"}, [3, 2])
+    got = td.repeat(*times)
+    for key, leaf in td.items(True, True):
+        want = leaf.repeat(*times, *(1,) * (leaf.ndim - 2))
+        assert torch.equal(got[key], want) and got[key].stride() == want.stride()
+        assert not want.numel() or got[key].untyped_storage().data_ptr() != leaf.untyped_storage().data_ptr()
+    assert got["s"] == "text"
+
+
+def test_clearing_names_reaches_nested_ones() -> None:
+    td = TensorDict({"n": TensorDict({"a": torch.zeros(2, 3)}, [2, 3], names=["x", "y"])}, [2])
+    td["s"] = lazy_stack([TensorDict({"a": torch.zeros(2)}, [2]) for _ in range(2)], 1)
+    td.names = ["x"]
+    td.names = None
+    assert td.names == [None] and td["n"].names == [None, None] and td["s"].names == [None, None]
+    del td["s"]
+    td.names = ["x"]
+    td.lock_().names = None
+    assert td.names == [None] and td["n"].names == [None, None]
+
+
+def test_sorted_keys_are_those_of_now() -> None:
+    td = TensorDict({"b": torch.zeros(1), "a": torch.zeros(1)})
+    keys = td.keys(sort=True)
+    td["0"] = torch.zeros(1)
+    assert list(keys) == ["0", "a", "b"] and "a" in keys and "c" not in keys and len(keys) == 3
+    assert keys == {"0", "a", "b"} and repr(keys) == "SortedKeys(['0', 'a', 'b'])"
+
+
+def test_update_by_keywords() -> None:
+    td = made()
+    td.update(a=torch.ones(3, 4), new=torch.zeros(3))
+    assert td["a"].all() and "new" in td
+    with pytest.raises(BatchSizeError):
+        td.update(new=torch.zeros(4))
+    td.update(a=torch.zeros(3, 4), inplace=True)
+    with pytest.raises(LockedError):
+        td.lock_().update(a=torch.zeros(3, 4))
+
+
+def test_contiguous_tensors_are_shared_in_a_new_tree() -> None:
+    for td in (made(), made().lock_()):
+        got = td.contiguous()
+        assert got is not td and got["n"] is not td["n"] and got["n", "c"] is td["n", "c"] and not got.is_locked
+    turned = TensorDict({"a": torch.zeros(3, 4).T, "b": torch.zeros(4)}, [4])
+    assert turned.contiguous()["a"].is_contiguous() and turned.contiguous()["b"] is turned["b"]
+
+
+def test_exclude_of_nested_keys_that_are_not_there() -> None:
+    td = made()
+    assert list(td.exclude(("m", "b"), "a").keys()) == ["n"]
+    assert list(td.exclude(("n", "b"), ("m", "b")).keys(True, True)) == ["a", ("n", "c")]
+    with pytest.raises(TypeError):
+        td.exclude(("m", 1))

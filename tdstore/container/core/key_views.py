@@ -71,6 +71,18 @@ class FirstKeys(abc.KeysView[str]):
         return f"FirstKeys({list(self._mapping)})"
 
 
+class SortedKeys(FirstKeys):
+    """The same in alphabetical order."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._mapping))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self)})"
+
+
 class KeysView(abc.KeysView[Any]):
     """Keys of a container, as `td.keys(...)` returns them: iterable, with `in`, `len` and set-like comparison."""
 

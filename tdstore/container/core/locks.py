@@ -28,6 +28,7 @@ ALIAS = 128
 """The tensors are `.data` or `detach()` of tensors that require gradients; `share_memory_` moves both."""
 READONLY = 4
 """The store was opened for reading: in-place writes are refused."""
+_MANY = 16
 
 
 class LockMixin:
@@ -101,6 +102,8 @@ class LockMixin:
                 if node._parents is None:
                     node._parents = [above]
                 else:
+                    if len(node._parents) >= _MANY:  # some were objects for a moment, as `td[key]` of a lazy stack is
+                        node._parents = [ref for ref in node._parents if ref() is not None]
                     node._parents.append(above)
             if node._state & LOCKED:
                 continue

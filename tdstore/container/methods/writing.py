@@ -247,9 +247,9 @@ class WritingMixin(Container):
             >>> td.setdefault("a", torch.ones(2)), td.setdefault("b", torch.ones(2))
             (tensor([0., 0.]), tensor([1., 1.]))
         """
-        if self.get(key, None) is None:
-            self.set(key, default, inplace=inplace)
-        return self.get(key)
+        if (found := self.get(key, None)) is None:
+            found = self.set(key, default, inplace=inplace).get(key)
+        return found
 
     def update(
         self,

@@ -159,7 +159,7 @@ class ConsolidatingMixin(Container):
 
     def is_consolidated(self) -> bool:
         """Return whether all leaves are views of one buffer that `consolidate` or `from_consolidated` made."""
-        return is_one_buffer(self)
+        return self._state & CONSOLIDATED != 0 and is_one_buffer(self)
 
     @classmethod
     def from_consolidated(

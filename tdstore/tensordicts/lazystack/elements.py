@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -17,8 +17,11 @@ from tdstore.storekit.pages import HOLES
 from tdstore.tensordicts.lazystack.ops import LazyOps
 from tdstore.tensordicts.lazystack.reading import LazyTree
 from tdstore.tensordicts.resident.entries import ResidentTree
+from tdstore.tensordicts.resident.entry_access import EntryTree
 from tdstore.tensordicts.resident.indexing import IndexedTree
-from tdstore.tensordicts.resident.write_checks import are_plain, copy_plain
+from tdstore.tensordicts.resident.leafwise import LeafwiseTree, run_in_place
+from tdstore.tensordicts.resident.locked_facts import LockedTree
+from tdstore.tensordicts.resident.write_checks import are_plain, copy_plain, have_same_shapes
 from tdstore.types import IndexType, NestedKey, Number, SizeLike
 
 _ALL = slice(None)
@@ -138,30 +141,39 @@ class ElementTree(LazyOps):
         return tuple(out)
 
     # -- one entry ---------------------------------------------------------------------------
-    def _tensors(self, key: str) -> list[Tensor] | None:
-        """List the plain tensors that the elements have in memory; None if one has something else."""
+    def _tensors(self, key: NestedKey, *, to_write: bool = False) -> list[Tensor] | None:
+        """List the plain tensors that the elements have in memory; None if one has something else, or is read-only."""
         parts = []
         for td in self._tds:
-            if not isinstance(td, ResidentTree):
+            if not isinstance(td, EntryTree):
                 return None
-            part = td._data.get(key)
-            if type(part) is not Tensor:
+            node, part = (td, td._data.get(key)) if type(key) is str else td._found(key)
+            if type(part) is not Tensor or (to_write and node._state & READONLY):
                 return None
             parts.append(part)
         return parts
 
     def _row_at(self, key: NestedKey, index: Any) -> Tensor | None:
-        rows = self._element_rows(index) if type(key) is str else None
-        if rows is None or (parts := self._tensors(key)) is None:  # type: ignore[arg-type]
+        rows = self._element_rows(index)
+        if rows is None or (parts := self._tensors(key)) is None:
             return None
         try:
             return parts[rows[0]] if type(index) is int else torch.stack([parts[row] for row in rows])
         except RuntimeError:  # told by the general way
             return None
 
+    def set_(self, key: NestedKey, item: object, *, non_blocking: bool = False) -> Self:
+        d = self._stack_dim
+        if type(item) is Tensor and not item.is_nested and item.ndim > d and item.shape[d] == len(self._tds):
+            mine, theirs = self._tensors(key, to_write=True), item.unbind(d)
+            if mine is not None and have_same_shapes(mine, theirs) and are_plain(mine, theirs):
+                copy_plain(mine, theirs)
+                return self
+        return super().set_(key, item)
+
     def set_at_(self, key: NestedKey, value: Any, index: IndexType, *, non_blocking: bool = False) -> Self:
-        rows = self._element_rows(index) if type(key) is str and type(value) is Tensor else None
-        parts = self._tensors(key) if rows and not value.is_nested else None  # type: ignore[arg-type]
+        rows = self._element_rows(index) if type(value) is Tensor else None
+        parts = self._tensors(key, to_write=True) if rows and not value.is_nested else None
         if rows is None or parts is None or not self._copy_rows(rows, [parts[row] for row in rows], value, index):
             super().set_at_(key, value, index, non_blocking=non_blocking)
         return self
@@ -172,10 +184,62 @@ class ElementTree(LazyOps):
         if not one and (not value.ndim or len(value) != len(rows)):
             return False
         theirs = (value,) if one else value.unbind()
-        for row, target, source in zip(rows, mine, theirs, strict=True):
-            if self._tds[row]._state & READONLY or target.is_nested or target.shape != source.shape:
+        for target, source in zip(mine, theirs, strict=True):
+            if target.is_nested or target.shape != source.shape:
                 return False
         if not are_plain(mine, theirs) or (not one and _share(mine, theirs[:1])):
+            return False
+        copy_plain(mine, theirs)
+        return True
+
+    # -- all leaves at once ------------------------------------------------------------------
+    def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
+        self._check_writable()
+        columns = [self._operands(o) for o in operands]
+        if not self._all_in_place(fn, operands, columns):
+            for i, td in enumerate(self._tds):
+                td._foreach_(fn, *[c[i] for c in columns])
+        return self
+
+    def _all_in_place(self, fn: Callable[..., object], operands: tuple[Any, ...], columns: list[list[Any]]) -> bool:
+        """Call once for the leaves of all elements. False, and nothing done, unless all are locked trees in memory."""
+        leaves: list[Tensor] = []
+        parts: list[Any] = [[] for _ in columns]
+        for i, td in enumerate(self._tds):
+            facts = td._tree_facts() if isinstance(td, LeafwiseTree) else None
+            if facts is None:
+                return False
+            for into, column in zip(parts, columns, strict=True):
+                part = td._operand(column[i], facts.leaves, exact=False)
+                if not isinstance(part, list):
+                    return False
+                into += part
+            leaves += facts.leaves
+        if leaves:
+            run_in_place(fn, leaves, operands, parts)
+        return True
+
+    def _copy_elements(self, source: Any) -> bool:
+        """Copy the tensors of all elements. False, and nothing done, unless they are locked and have the same keys."""
+        if not isinstance(source, LazyTree) or source._stack_dim != self._stack_dim:
+            return False
+        if len(source._tds) != len(self._tds):
+            return False
+        mine: list[Tensor] = []
+        theirs: list[Tensor] = []
+        keys: tuple[Any, ...] | None = None
+        for td, part in zip(self._tds, source._tds, strict=True):
+            if not isinstance(td, LockedTree) or not isinstance(part, LockedTree):
+                return False
+            facts, others = td._tree_facts(), part._tree_facts()
+            if facts is None or facts.has_values or others is None or facts.keys != others.keys:
+                return False
+            if keys is not None and facts.keys != keys:  # what only some elements have is no entry of the stack
+                return False
+            keys = facts.keys
+            mine += facts.leaves
+            theirs += others.leaves
+        if not have_same_shapes(mine, theirs) or not are_plain(mine, theirs):
             return False
         copy_plain(mine, theirs)
         return True
@@ -208,7 +272,9 @@ class ElementTree(LazyOps):
             super()._set_rows(index, value)
 
     def _update_in_place(self, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> Self:
-        if keys_to_update is None and at is not None and len(at) == 1 and self._write_elements(at[0], source):
+        if keys_to_update is None and (
+            self._copy_elements(source) if at is None else len(at) == 1 and self._write_elements(at[0], source)
+        ):
             return self
         return super()._update_in_place(source, at, keys_to_update)
 

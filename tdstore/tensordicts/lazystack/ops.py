@@ -91,13 +91,6 @@ class LazyOps(LazyWrites):
         results = iter((one_by_one(fn) if mapped() else fn)(leaves, *arguments))
         return [td._with_leaves(results) for td in self._tds]
 
-    def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
-        self._check_writable()
-        columns = [self._operands(o) for o in operands]
-        for i, td in enumerate(self._tds):
-            td._foreach_(fn, *[c[i] for c in columns])
-        return self
-
     def _in_rows(self) -> Any:
         return self._resident()
 

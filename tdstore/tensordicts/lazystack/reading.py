@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import is_
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from tdstore import errors
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
+from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.primitives import LeafFacts
 from tdstore.container.core.tensorclasses import rewrap, unwrap, unwrap_all
 from tdstore.container.entries.nested_tensors import forms, nested, padded
@@ -28,6 +31,7 @@ from tdstore.keys import key_text
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.lazystack.batch_read import residents, with_common_keys
 from tdstore.tensordicts.lazystack.routing import Route, positions, route, unravel
+from tdstore.tensordicts.resident.locked_facts import may_keep
 from tdstore.tensordicts.resident.store_backed import BindingMixin
 from tdstore.types import Entry, Names, NestedKey, Path, path_text
 
@@ -131,6 +135,18 @@ class LazyTree(TensorDictBase):
         tds = self._tds
         if not tds:
             return []
+        known = self._facts if self._state == LOCKED and not is_compiling() else None
+        if known is None:
+            return self._common_keys()
+        of, keys = known.get("keys", ((), []))
+        if len(of) != len(tds) or False in map(is_, of, tds):  # `tensordicts` is a list that anyone can change
+            keys = self._common_keys()
+            if all(map(may_keep, tds)):
+                known["keys"] = tuple(tds), keys
+        return keys.copy()  # type: ignore[no-any-return]
+
+    def _common_keys(self) -> list[str]:
+        tds = self._tds
         first: Any = tds[0]._first_keys()
         others: list[Any] = [td._first_keys() for td in tds[1:]]
         if isinstance(first, dict):

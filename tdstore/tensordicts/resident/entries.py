@@ -292,6 +292,22 @@ class ResidentTree(TensorDictBase):
             elif isinstance(value, NonTensor) and value.ndim <= n:
                 self._data[key] = self._coerce(key, value)
 
+    def _clear_names(self) -> bool:
+        """Clear the names of a tree that is no part of a store; False, with nothing done, for others."""
+        plain = self._resident_class
+        nodes: list[Any] = [self]
+        for node in nodes:  # which grows
+            if node._binding is not None or node._state & ~LOCKED:
+                return False
+            for value in node._data.values():
+                if type(value) is plain:
+                    nodes.append(value)
+                elif type(value) is not Tensor and isinstance(value, Container):
+                    return False
+        for node in nodes:
+            node._names = None
+        return True
+
     def _set_names(self, names: Names) -> None:
         plain = self._resident_class
         waiting = [(self, names)]

@@ -132,8 +132,13 @@ class EntryTree(IndexedTree):
         mine.fill_(value)
         return self
 
+    def is_non_tensor(self, key: NestedKey) -> bool:
+        if type(key) is str and type(self._data.get(key)) is Tensor:
+            return False
+        return super().is_non_tensor(key)
+
     def _row_at(self, key: NestedKey, index: Any) -> Tensor | None:
-        leaf = self._found(key)[1] if type(index) is int else None
+        leaf = self._found(key)[1] if type(index) is int or type(index) is Tensor else None
         if leaf is None or leaf.is_nested:
             return None
         try:

@@ -21,7 +21,13 @@ from tdstore.index.tracing import mapped, one_by_one, traced
 from tdstore.ops.arithmetic import NUMBER_AS_TENSOR, InPlace, alike, as_tensors
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident.locked_facts import LockedTree
-from tdstore.tensordicts.resident.write_checks import check_operands, rehearse
+from tdstore.tensordicts.resident.write_checks import (
+    are_plain,
+    check_operands,
+    copy_plain,
+    have_same_shapes,
+    rehearse,
+)
 from tdstore.types import path_text
 
 
@@ -60,32 +66,25 @@ class LeafwiseTree(LockedTree):
     def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
         if self._state & READONLY:
             self._check_writable()
-        facts = self._tree_facts()
+        facts = self._tree_facts() if self._state == LOCKED else None
         leaves: Any = [] if facts is None else facts.leaves
         if facts is None and (not self._collect(leaves) or self._trains_below(leaves)):
             self._mixed(lambda node, *parts: node._foreach_(fn, *parts), operands, exact=False)
         elif leaves:
-            parts = [self._operand(o, leaves, exact=False) for o in operands]
-            in_place = fn if isinstance(fn, InPlace) else None
-            plain = bool(parts) and not traced() and alike(leaves, parts, in_place is None or in_place.numbers)
-            if not plain:
-                for part in parts:
-                    if isinstance(part, list) and isinstance(part[0], Tensor):
-                        check_operands(leaves, part)
-                rehearse(fn, leaves, parts)
-            elif in_place is not None:
-                fn = in_place.at_once
-                if type(operands[-1]) is int or type(operands[-1]) is float:
-                    parts[-1] = operands[-1]  # by one number for all; less than by a list of it
-            if HOLES:
-                for leaf in leaves:
-                    reserve(leaf)
-            if mapped():
-                fn = one_by_one(fn)
-            elif not is_compiling() and fn in NUMBER_AS_TENSOR:
-                parts[0] = as_tensors(parts[0], leaves, plain=plain)
-            fn(leaves, *parts)
+            run_in_place(fn, leaves, operands, [self._operand(o, leaves, exact=False) for o in operands])
         return self
+
+    def _copy_alike(self, source: Any) -> bool:
+        """Copy all tensors of a locked tree with the same keys. False, and nothing done, if a closer look is needed."""
+        if (mine := self._tree_facts()) is None or mine.has_values or not isinstance(source, LeafwiseTree):
+            return False
+        theirs = source._tree_facts()
+        if theirs is None or theirs.keys != mine.keys or not have_same_shapes(mine.leaves, theirs.leaves):
+            return False
+        if not are_plain(mine.leaves, theirs.leaves):
+            return False
+        copy_plain(mine.leaves, theirs.leaves)
+        return True
 
     def _trains_below(self, leaves: Sequence[Tensor]) -> bool:
         """Return whether a nested TensorDict has its own way to write leaves that require gradients."""
@@ -125,8 +124,8 @@ class LeafwiseTree(LockedTree):
             return [other] * len(leaves)
         if isinstance(other, Container):
             source: Any = other._resident()
-            mine, theirs = self._tree_facts(), source._tree_facts()
-            if mine is not None and theirs is not None and mine.keys == theirs.keys:
+            theirs = source._tree_facts() if self._state == LOCKED else None
+            if theirs is not None and (mine := self._tree_facts()) is not None and mine.keys == theirs.keys:
                 return list(theirs.leaves)
             matched: list[Tensor] = []
             self._match(source, matched, (), exact)
@@ -195,6 +194,38 @@ class LeafwiseTree(LockedTree):
             else:
                 data[key] = op(value, theirs)
         return self._new(data, self._batch_size, self._device, self._names)
+
+
+def run_in_place(
+    fn: Callable[..., object], leaves: Sequence[Tensor], operands: tuple[Any, ...], parts: list[Any]
+) -> None:
+    """Change tensors in place, all or none.
+
+    Args:
+        fn: takes the tensors and the parts.
+        leaves: the tensors.
+        operands: what the caller gave, a number or one of its kind.
+        parts: for each operand a list with one part per leaf, or what fits all.
+    """
+    in_place = fn if isinstance(fn, InPlace) else None
+    plain = bool(parts) and not traced() and alike(leaves, parts, in_place is None or in_place.numbers)
+    if not plain:
+        for part in parts:
+            if isinstance(part, list) and isinstance(part[0], Tensor):
+                check_operands(leaves, part)
+        rehearse(fn, leaves, parts)
+    elif in_place is not None:
+        fn = in_place.at_once
+        if type(operands[-1]) is int or type(operands[-1]) is float:
+            parts[-1] = operands[-1]  # by one number for all; less than by a list of it
+    if HOLES:
+        for leaf in leaves:
+            reserve(leaf)
+    if mapped():
+        fn = one_by_one(fn)
+    elif not is_compiling() and fn in NUMBER_AS_TENSOR:
+        parts[0] = as_tensors(parts[0], leaves, plain=plain)
+    fn(leaves, *parts)
 
 
 def _is_number(operands: tuple[Any, ...]) -> bool:

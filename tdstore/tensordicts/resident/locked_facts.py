@@ -29,6 +29,7 @@ class TreeFacts(NamedTuple):
     sorted_keys: tuple[str, ...]
     """Those of the first level."""
     depth: int
+    """That of the deepest entry; -1 if there is none."""
     has_values: bool
     """Whether there are entries that are no tensors. Their objects are replaced when they are written."""
     flat: dict[str, dict[str, Tensor]]
@@ -54,13 +55,15 @@ class LockedTree(ResidentTree):
         return found
 
     def _leaf_list(self) -> list[Tensor]:
-        facts = self._tree_facts()
-        return super()._leaf_list() if facts is None else list(facts.leaves)
+        if self._state == LOCKED and (facts := self._tree_facts()) is not None:
+            return list(facts.leaves)
+        leaves: list[Tensor] = []
+        self._collect(leaves)
+        return leaves
 
     def _own_leaves(self) -> list[Tensor] | tuple[Tensor, ...] | None:
         """Return all leaves, unless a container of another kind is below. They are not to be changed."""
-        facts = self._tree_facts()
-        if facts is not None:
+        if self._state == LOCKED and (facts := self._tree_facts()) is not None:
             return facts.leaves
         leaves: list[Tensor] = []
         return leaves if self._collect(leaves) else None
@@ -69,11 +72,15 @@ class LockedTree(ResidentTree):
         leaves = self._own_leaves()
         return super().is_contiguous() if leaves is None else all(map(Tensor.is_contiguous, leaves))
 
-    @property
-    def depth(self) -> int:
-        """Number of TensorDicts that the deepest leaf is nested in; 0 when no nested TensorDict has leaves."""
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
+        leaves = None if canonical or inplace else self._own_leaves()
+        if leaves is None or not all(map(Tensor.is_contiguous, leaves)):
+            return super().contiguous(canonical=canonical, inplace=inplace)
+        return self._with_leaves(iter(leaves))
+
+    def _leaf_depth(self) -> int:
         facts = self._tree_facts()
-        return super().depth if facts is None else facts.depth
+        return super()._leaf_depth() if facts is None else facts.depth
 
     @property
     def sorted_keys(self) -> list[str]:
@@ -103,8 +110,8 @@ _SEPARATORS = 4
 def _gathered(td: Any) -> TreeFacts | None:
     leaves: list[Tensor] = []
     keys: list[str | bool | None] = []
-    depth, has_values = 0, False
-    if not _may_keep(td):
+    depth, has_values = -1, False
+    if not may_keep(td):
         return None
     waiting = [iter(td._data.items())]  # no recursion: trees may be deeper than Python's stack
     while waiting:
@@ -114,7 +121,7 @@ def _gathered(td: Any) -> TreeFacts | None:
                 leaves.append(value)
             elif isinstance(value, Container):
                 group: Any = value._tensordict if isinstance(value, Typed) else value
-                if not _may_keep(group):
+                if not may_keep(group):
                     return None
                 keys.append(True)
                 waiting.append(iter(group._data.items()))
@@ -131,6 +138,7 @@ def _gathered(td: Any) -> TreeFacts | None:
     return TreeFacts(tuple(leaves), tuple(keys), tuple(sorted(td._data)), depth, has_values, {})
 
 
-def _may_keep(td: Any) -> bool:
+def may_keep(td: Any) -> bool:
+    """Check whether a container tells those above it when an entry comes, goes or is replaced."""
     plain = type(td) is Container._resident_class and td._binding is None
     return plain and td._state == LOCKED and td._facts is not None

@@ -263,6 +263,8 @@ class BindingMixin(LeafwiseTree):
         super()._check_batch(new, path)
 
     def _set_names(self, names: Names) -> None:
+        if names is None and self._clear_names():
+            return
         self._refuse_readonly()
         if (stored := self._stored()) is not None:
             stored._set_names(names)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import Container, EntrySource
 from tdstore.container.core.dim_names import as_names
-from tdstore.container.core.key_views import FirstKeys, IsLeaf, signature_of
+from tdstore.container.core.key_views import FirstKeys, IsLeaf, SortedKeys, signature_of
 from tdstore.container.core.locks import READONLY
 from tdstore.container.core.paths import entry_path, is_key
 from tdstore.container.core.tensorclasses import Typed, unwrap
@@ -26,14 +26,7 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import ArgumentKindError, InvalidArgumentError, KeyNotFoundError
 from tdstore.index.shapes import as_size
 from tdstore.tensordicts.resident.entry_access import EntryTree
-from tdstore.tensordicts.resident.write_checks import (
-    are_plain,
-    check_copies,
-    copy_all,
-    copy_plain,
-    have_same_shapes,
-    same_value,
-)
+from tdstore.tensordicts.resident.write_checks import check_copies, copy_all, same_value
 from tdstore.types import DeviceLike, Entry, IndexType, Names, NamesLike, NestedKey, SizeLike
 
 
@@ -145,6 +138,8 @@ class TensorDict(EntryTree):
             if type(found) is Tensor or not isinstance(found, NonTensor):
                 return found
             return found.plain()
+        if index is Ellipsis:
+            return self
         if type(index) is not tuple:
             return super().__getitem__(index) if isinstance(index, str) else self._at(index)
         if index and type(index[0]) is str:
@@ -176,9 +171,10 @@ class TensorDict(EntryTree):
             return super().exclude(*keys, inplace=inplace)
         data = self._data.copy()
         for key in keys:
-            if type(key) is not str:
+            if type(key) is str:
+                data.pop(key, None)
+            elif type(key) is not tuple or set(map(type, key)) != {str} or key[0] in data:
                 return super().exclude(*keys)
-            data.pop(key, None)
         return self._new(data, self._batch_size, self._device, self._names)
 
     def get(self, key: NestedKey, default: object = AS_SET, **kwargs: object) -> Entry:
@@ -215,7 +211,11 @@ class TensorDict(EntryTree):
     ) -> Self:
         source = input_dict_or_td
         if kwargs:
-            source = self._some_of(source, kwargs["keys_to_update"]) if kwargs.keys() == {"keys_to_update"} else None
+            if source is None and _UPDATE_OPTIONS.isdisjoint(kwargs):
+                source = kwargs
+            else:
+                some = kwargs.keys() == {"keys_to_update"}
+                source = self._some_of(source, kwargs["keys_to_update"]) if some else None
         plain = type(source) is dict or type(source) is TensorDict
         if not plain or not (self._copy_over(source) if inplace else not self._state and self._merge(source, clone)):
             super().update(input_dict_or_td, clone, inplace, **kwargs)
@@ -336,18 +336,6 @@ class TensorDict(EntryTree):
         else:
             super()._plan_in_place(changes, source, at, keys_to_update)
 
-    def _copy_alike(self, source: Any) -> bool:
-        """Copy all tensors of a locked tree with the same keys. False, and nothing done, if a closer look is needed."""
-        if (mine := self._tree_facts()) is None or mine.has_values or type(source) is not TensorDict:
-            return False
-        theirs = source._tree_facts()
-        if theirs is None or theirs.keys != mine.keys or not have_same_shapes(mine.leaves, theirs.leaves):
-            return False
-        if not are_plain(mine.leaves, theirs.leaves):
-            return False
-        copy_plain(mine.leaves, theirs.leaves)
-        return True
-
     def _pairs(self, source: Any) -> list[tuple[Tensor, Tensor]] | None:
         """Pair the tensors of another TensorDict with those of this one that they are written into."""
         pairs: list[tuple[Tensor, Tensor]] = []
@@ -434,8 +422,8 @@ class TensorDict(EntryTree):
         *,
         sort: bool = False,
     ) -> Any:
-        if not (include_nested or leaves_only or sort):
-            return FirstKeys(self._data)
+        if not (include_nested or leaves_only):
+            return SortedKeys(self._data) if sort else FirstKeys(self._data)
         if include_nested and leaves_only and is_leaf is None and not sort:
             out: list[Any] = []
             self._leaf_keys((), out)
@@ -566,6 +554,7 @@ Container._resident_class = NonTensor._container = TensorDict
 ForkingPickler.register(TensorDict, TensorDict._to_process)
 _NO_BATCH = torch.Size(())
 _CPU = torch.device("cpu")
+_UPDATE_OPTIONS = frozenset({"non_blocking", "keys_to_update", "is_leaf", "update_batch_size", "ignore_lock"})
 
 
 class _LeafKeys(list[Any]):
