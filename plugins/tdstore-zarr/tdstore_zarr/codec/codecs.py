@@ -82,23 +82,24 @@ class Pipeline:
         decompress = _decompressor(self.compressor, nbytes)
         if not self.crc:
             return decompress
-        value, unpack = google_crc32c.value, struct.Struct("<I").unpack
+        value, unpack = google_crc32c.value, struct.Struct("<I").unpack_from
 
         def plain(data: Bytes, out: Memory) -> None:
             if len(data) != nbytes + 4:
                 raise ChunkError(f"it has {len(data)} bytes instead of {nbytes + 4}")
             body = bytes(data[:nbytes])
-            if unpack(data[nbytes:])[0] != value(body):
+            if unpack(data, nbytes)[0] != value(body):
                 raise ChunkError(_OTHER)
             out[:] = np.frombuffer(body, np.uint8)
 
         def decode(data: Bytes, out: Memory) -> None:
-            if len(data) < 4:
+            end = len(data) - 4
+            if end < 0:
                 raise ChunkError(f"it has {len(data)} bytes, too few for a checksum")
-            body = memoryview(data)[:-4]
             # (google_crc32c refuses memoryviews.)
-            found = value(bytes(body)) if len(body) < _BY_COPY else crc32c(np.frombuffer(body, np.uint8))
-            if unpack(data[-4:])[0] != found:
+            body: Bytes = bytes(data[:end]) if end < _BY_COPY else memoryview(data)[:end]
+            found = value(body) if end < _BY_COPY else crc32c(np.frombuffer(body, np.uint8))
+            if unpack(data, end)[0] != found:
                 raise ChunkError(_OTHER)
             decompress(body, out)
 
@@ -198,7 +199,10 @@ def _unblosc(nbytes: int, data: Bytes, out: Memory) -> None:
     if declared != nbytes or stored != len(data):
         raise ChunkError(f"it declares {declared} bytes in {stored}, and has {nbytes} in {len(data)}")
     try:
-        blosc.decompress(data, out)
+        if nbytes < _BY_COPY:  # numcodecs takes longer to look at the target than to copy so few bytes
+            out[:] = np.frombuffer(blosc.decompress(data), np.uint8)
+        else:
+            blosc.decompress(data, out)
     except (RuntimeError, ValueError) as error:
         raise ChunkError(f"blosc cannot decompress it: {error}") from None
 

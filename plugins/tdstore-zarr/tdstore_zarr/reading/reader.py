@@ -27,8 +27,8 @@ from tdstore_zarr.codec.codecs import ChunkError
 from tdstore_zarr.layout.grid import Part, count_chunks, full_index, parts, strides
 from tdstore_zarr.layout.leaf import TAIL, UNKNOWN, Leaf, parse_index, seal
 from tdstore_zarr.place.thread_pool import Pool
-from tdstore_zarr.reading.row_slices import RowSlices
-from tdstore_zarr.reading.scattered_rows import Rows
+from tdstore_zarr.reading.row_slices import SLICES_OF, RowSlices
+from tdstore_zarr.reading.scattered_rows import ROWS_OF, Rows, are_whole
 
 Array = np.ndarray[Any, Any]
 Index = np.ndarray[tuple[int, int], np.dtype[np.int64]]
@@ -151,8 +151,13 @@ class Reader:
                 url=self.url,
                 hint="read fewer rows at a time",
             )
-        if job.rows is None:
-            job.rows = Rows.of(job.index, job.out, job.leaf)
+        if job.rows is None and job.index:
+            term = job.index[0]
+            if not isinstance(term, slice):
+                if cut.nbytes <= ROWS_OF and are_whole(job.index, job.out, job.leaf):
+                    job.rows = Rows.of(term, job.leaf)
+            elif term.step == 1 and cut.nbytes <= SLICES_OF and are_whole(job.index, job.out, job.leaf):
+                job.rows = RowSlices.of([(term.start, term.stop)], job.leaf)
         if job.rows is not None:
             job.chunks = list(map(divmod, job.rows.chunks.tolist(), itertools.repeat(cut.per_object[0])))
             return
@@ -201,7 +206,7 @@ class Reader:
                 wanted.setdefault(key, []).extend(found)
                 continue
             places += [(key, start, stop) if start >= 0 else None for start, stop in found]
-            wanted.setdefault(key, []).extend((start, stop) for start, stop in found if start >= 0)
+            wanted.setdefault(key, []).extend([(start, stop) for start, stop in found if start >= 0])
         for name, ranges in wanted.items():
             if ranges:
                 batch.collect(name, ranges)
@@ -227,18 +232,23 @@ class Reader:
         fill = np.frombuffer(leaf.meta.fill, job.out.dtype)[0]
         flat = _flat(job) if job.rows is None else None
         kind = job.out.dtype.newbyteorder(">") if cut.pipeline.big else job.out.dtype
-        check = not leaf.meta.sharded and not cut.raw
+        check, take = not leaf.meta.sharded and not cut.raw, batch.take
 
-        def unpack(at: int, place: memoryview | tuple[str, int, int], out: Array) -> None:
-            data = place if isinstance(place, memoryview) else batch.take(*place)
-            number = job.chunks[at][0]
+        def chunk(at: int, out: Array) -> None:
+            place = places[at]
+            if pending is not None and (waiting := pending.chunk(leaf, *job.chunks[at])) is not None:
+                out.view(kind).reshape(cut.inner)[...] = waiting
+                return
+            if place is None:
+                out.view(kind)[:] = fill
+                return
+            data = take(*place) if isinstance(place, tuple) else place
             try:
-                stored = leaf.objects[number] if check else None
-                if stored is not None and stored.crc != UNKNOWN and seal(data) != stored.crc:
+                if check and (crc := leaf.objects[job.chunks[at][0]].crc) != UNKNOWN and seal(data) != crc:
                     raise ChunkError("it is not the one that was committed")
                 decode(data, out)
             except ChunkError as error:
-                raise self.corrupt(leaf, number, f"cannot be decoded: {error}") from None
+                raise self.corrupt(leaf, job.chunks[at][0], f"cannot be decoded: {error}") from None
 
         def work(first: int, last: int) -> None:
             scratch: Array | None = None
@@ -249,27 +259,18 @@ class Reader:
                 elif place is None:
                     job.out[part.outside] = fill
                 elif flat is not None and part.counts == cut.inner and type(outside := part.outside[0]) is slice:
-                    unpack(at, place, flat[outside.start : outside.stop].reshape(-1))
+                    chunk(at, flat[outside.start : outside.stop].reshape(-1))
                 else:
                     if scratch is None:
                         scratch = np.empty(cut.nbytes, np.uint8)
-                    unpack(at, place, scratch)
+                    chunk(at, scratch)
                     job.out[part.outside] = scratch.view(kind).reshape(cut.inner)[part.inside]
-
-        def chunk(at: int, out: Array) -> None:
-            waiting = pending.chunk(leaf, *job.chunks[at]) if pending is not None else None
-            place = places[at]
-            if waiting is not None:
-                out.view(kind).reshape(cut.inner)[...] = waiting
-            elif place is None:
-                out.view(kind)[:] = fill
-            else:
-                unpack(at, place, out)
 
         if job.rows is None:
             _spread(work, len(job.chunks), cut.nbytes)
         else:
-            _spread(partial(job.rows.fill, job.out, chunk), len(job.chunks), cut.nbytes, pays=_ROWS_PAY)
+            pays = _THREADS_PAY if job.rows.per_chunk == 1 else _ROWS_PAY
+            _spread(partial(job.rows.fill, job.out, chunk), len(job.chunks), cut.nbytes, pays)
 
     # -- indices of shards ------------------------------------------------------------------
     def need_indices(self, wanted: Iterable[tuple[Leaf, Iterable[int]]]) -> None:

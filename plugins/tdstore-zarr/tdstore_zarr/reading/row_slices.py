@@ -14,6 +14,8 @@ from tdstore_zarr.layout.leaf import Leaf
 
 MANY = 8
 """Slices from which on they are read together."""
+SLICES_OF = 16 << 10
+"""Chunks of up to this size are decoded one after another for one slice; larger ones perhaps in threads."""
 SHORT = 1 << 20
 """Longer slices, in bytes, are read by themselves: they are decoded in threads."""
 

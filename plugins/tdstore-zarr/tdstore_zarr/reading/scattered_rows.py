@@ -12,7 +12,7 @@ from torch import Tensor
 from tdstore.types import StoreIndex
 from tdstore_zarr.layout.leaf import Leaf
 
-SMALL = 64 << 10
+ROWS_OF = 64 << 10
 """Chunks up to this size are decoded into memory that many share."""
 TOGETHER = 2 << 20
 """Bytes of chunks that are decoded before rows are copied from them."""
@@ -38,22 +38,15 @@ class Rows:
     """Of a chunk."""
 
     @staticmethod
-    def of(index: StoreIndex, out: np.ndarray[Any, Any], leaf: Leaf) -> Rows | None:
-        """Return the rows of an index; None if chunks are large, or hold parts of rows."""
-        inner, shape = leaf.cut.inner, leaf.meta.shape
-        if not index or not isinstance(index[0], Tensor) or leaf.cut.nbytes > SMALL or leaf.cut.pipeline is None:
-            return None
-        if inner[0] < 2 or inner[1:] != shape[1:] or out.shape[1:] != shape[1:] or leaf.cut.pipeline.big:
-            return None
-        if not out.flags.c_contiguous or not out.flags.writeable or not all(map(_whole, index[1:])):
-            return None
-        rows = index[0].numpy()
-        chunks = rows // inner[0]
+    def of(numbers: Tensor, leaf: Leaf) -> Rows:
+        """Return the rows of these numbers; chunks hold whole rows."""
+        rows, each = numbers.numpy(), leaf.cut.inner[0]
+        chunks = rows // each
         order = np.argsort(chunks, kind="stable")
         ordered = chunks[order]
         starts = np.flatnonzero(np.diff(ordered, prepend=-1))
         edges = np.append(starts, len(rows))
-        return Rows(ordered[starts], edges, rows[order] - ordered * inner[0], order, inner[0], leaf.cut.nbytes)
+        return Rows(ordered[starts], edges, rows[order] - ordered * each, order, each, leaf.cut.nbytes)
 
     def fill(self, out: np.ndarray[Any, Any], decode: Callable[[int, Bytes], None], begin: int, end: int) -> None:
         """Copy the rows of `chunks[begin:end]` to their targets; `decode(i, buffer)` decodes `chunks[i]`.
@@ -64,6 +57,15 @@ class Rows:
             begin, end: the chunks.
         """
         row = self.nbytes // self.per_chunk
+        if self.per_chunk == 1:
+            targets = out.reshape(-1).view(np.uint8).reshape(-1, row)
+            firsts = self.outside[self.edges[begin:end]]
+            for at, target in zip(range(begin, end), firsts.tolist(), strict=True):
+                decode(at, targets[target])
+            for at in (np.flatnonzero(np.diff(self.edges[begin : end + 1]) > 1) + begin).tolist():
+                first, *others = self.outside[self.edges[at] : self.edges[at + 1]].tolist()
+                targets[others] = targets[first]
+            return
         to = out.reshape(-1).view(np.uint8).view(f"V{row}") if row > 1 else out.reshape(-1).view(np.uint8)
         lot = max(1, min(TOGETHER // self.nbytes, end - begin))
         buffer = np.empty((lot, self.nbytes), np.uint8)
@@ -75,6 +77,21 @@ class Rows:
             a, b = int(self.edges[first]), int(self.edges[last])
             base = np.repeat(np.arange(last - first) * self.per_chunk, np.diff(self.edges[first : last + 1]))
             to[self.outside[a:b]] = source[base + self.inside[a:b]]
+
+
+def are_whole(index: StoreIndex, out: np.ndarray[Any, Any], leaf: Leaf) -> bool:
+    """Check whether an index selects rows as they are in chunks and in the target: whole, and in the same form."""
+    inner, shape, pipeline = leaf.cut.inner, leaf.meta.shape, leaf.cut.pipeline
+    return (
+        pipeline is not None
+        and not pipeline.big
+        and inner[:1] != (0,)
+        and inner[1:] == shape[1:]
+        and out.shape[1:] == shape[1:]
+        and out.flags.c_contiguous
+        and out.flags.writeable
+        and all(map(_whole, index[1:]))
+    )
 
 
 def _whole(term: slice | Tensor) -> bool:
