@@ -47,7 +47,7 @@ from tdstore_h5.file.tree import Contents, Leaf, Walker, changed, check_believab
 from tdstore_h5.options import growing_chunks
 from tdstore_h5.readonly import ReadOnlyFile
 from tdstore_h5.rows import chunked
-from tdstore_h5.rows.checksums import LeafSums, ReadCopy, Sums
+from tdstore_h5.rows.checksums import BlockSums, LeafSums, Sums
 from tdstore_h5.rows.contiguous import Bytes, Ints, RawFile, blocks_of
 from tdstore_h5.rows.uncommitted import Aside
 from tdstore_h5.rows.undo import Undo
@@ -157,7 +157,7 @@ class Session:
                 found.append(Fault(path, f"{rows}: the bytes have another checksum than was committed"))
         return found
 
-    def verify_read(self, path: Path, leaf: Leaf, starts: Ints, size: int, copy: ReadCopy | None = None) -> None:
+    def verify_read(self, path: Path, leaf: Leaf, starts: Ints, size: int, copy: BlockSums | None = None) -> None:
         """Compare the grains of a read with their checksums, unless done since the file was opened.
 
         Args:

@@ -45,7 +45,7 @@ from tdstore_h5.file.tree import Leaf
 from tdstore_h5.foreign import foreign_header
 from tdstore_h5.remote.store import RemoteH5Store, is_url, open_remote_h5
 from tdstore_h5.rows import chunked
-from tdstore_h5.rows.checksums import ReadCopy, constant_sums
+from tdstore_h5.rows.checksums import BlockSums, constant_sums
 from tdstore_h5.rows.contiguous import Bytes, Ints, blocks_of
 from tdstore_h5.rows.writing import Rows, compare_before, write_rows
 from tdstore_h5.session import Session
@@ -393,7 +393,7 @@ class H5Store(CheckedStore[Stored]):
                 session.verify_read(r.path, leaf, starts, size)
         copy = None
         if size and after:
-            copy = ReadCopy(session.sums.leaves[r.path], spec, int(starts[0]) * spec.dtype.itemsize)
+            copy = BlockSums(session.sums.leaves[r.path], spec, int(starts[0]) * spec.dtype.itemsize)
         arrived = None if copy is None else copy.add
         if leaf.plain and not leaf.held and leaf.offset is not None:
             try:

@@ -98,8 +98,8 @@ def hashed(
             del data  # the next block is read without this one in memory
 
 
-class ReadCopy:
-    """One block of a leaf during a read: the checksums of its whole grains are computed while its bytes arrive.
+class BlockSums:
+    """One block of a leaf that is read or written: the checksums of its whole grains are computed on the way.
 
     Args:
         low: the first byte of the block in the leaf.
@@ -142,6 +142,8 @@ class Sums:
         self._fine: dict[Path, Mask] = {}
         self._all_fine: set[Path] = set()
         """Leaves of which nothing is left to compare."""
+        self._own: set[Path] = set()
+        """Leaves whose checksums were copied since the commit, whose manifest keeps its own."""
 
     def put(self, path: Path, sums: LeafSums) -> None:
         """Set the checksums of a leaf."""
@@ -154,6 +156,7 @@ class Sums:
         self._stale.pop(path, None)
         self._fine.pop(path, None)
         self._all_fine.discard(path)
+        self._own.discard(path)
 
     def move(self, old: Path, new: Path) -> None:
         """Follow a leaf that was renamed."""
@@ -161,6 +164,7 @@ class Sums:
         for table in (self.leaves, self._stale, self._fine):
             if old in table:
                 table[new] = table.pop(old)  # type: ignore[assignment]
+        self._own.discard(old)
         if old in self._all_fine:
             self._all_fine.remove(old)
             self._all_fine.add(new)
@@ -176,6 +180,23 @@ class Sums:
             mask[start * itemsize // grain : ((start + size) * itemsize - 1) // grain + 1] = True
         else:
             mask[self._grains(path, spec, starts, size)] = True
+
+    def know(self, path: Path, spec: LeafSpec, block: BlockSums) -> None:
+        """Take the checksums of a block that was written since `touch`, so that the commit need not read it.
+
+        Args:
+            path, spec: the leaf.
+            block: its bytes, as they were written.
+        """
+        grains = slice(block.first, block.first + len(block.crcs))
+        if not block.crcs:
+            return
+        if path not in self._own:
+            self._own.add(path)
+            self.leaves[path] = LeafSums(self.leaves[path].grain, self.leaves[path].crcs.copy())
+        self.leaves[path].crcs[grains] = block.crcs
+        self._mask(path, spec)[grains] = False
+        self._fine.setdefault(path, np.zeros(len(self.leaves[path].crcs), np.bool_))[grains] = True
 
     def resize(self, path: Path, old: LeafSpec, new: LeafSpec) -> None:
         """Record a new length of a leaf: checksums after the common part are stale."""
@@ -217,8 +238,10 @@ class Sums:
             self.touch_all(path, spec)
         stale = self._stale.pop(path, None)
         sums = self.leaves[path]
+        own = path in self._own
+        self._own.discard(path)
         if stale is not None and stale.any():
-            sums = LeafSums(sums.grain, sums.crcs.copy())
+            sums = sums if own else LeafSums(sums.grain, sums.crcs.copy())
             fine = self._fine.setdefault(path, np.zeros(len(sums.crcs), np.bool_))
             for grain, crc in self._readable(sums, path, spec, np.flatnonzero(stale), read, broken):
                 sums.crcs[grain] = crc
@@ -330,7 +353,7 @@ class Sums:
         starts: Ints,
         size: int,
         read: ReadBytes,
-        copy: ReadCopy | None,
+        copy: BlockSums | None,
         look: Callable[[], Bytes | None],
     ) -> str | None:
         """Compare the grains of a read, before or after it, unless done before. Returns wrong rows, or None.

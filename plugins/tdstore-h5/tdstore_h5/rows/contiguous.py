@@ -36,9 +36,9 @@ GROUP = 1 << 20
 GAP = 4096
 """Blocks nearer than this are written as one."""
 PIECE = 1 << 20
-"""Bytes of a long stretch that are read at once: they are in the processor's cache when they are compared."""
+"""Bytes of a long stretch that are read or written at once: their checksums find them in the processor's cache."""
 Arrived = Callable[[Bytes, int], None]
-"""Called with the memory of a byte range, and the number of its bytes that were read."""
+"""Called with the memory of a byte range, and the number of its bytes that were read, or written."""
 LONG = 8 << 20
 """Stretches from here on are read without the mapping."""
 SHORT = 64 << 10
@@ -217,7 +217,9 @@ class RawFile:
         row = torch.from_numpy(rows[number : number + 1].copy())
         return row if row.dtype is spec.dtype else row.view(spec.dtype)
 
-    def write(self, offset: int, spec: LeafSpec, starts: Ints, size: int, value: Tensor) -> None:
+    def write(
+        self, offset: int, spec: LeafSpec, starts: Ints, size: int, value: Tensor, arrived: Arrived | None = None
+    ) -> None:
         """Write the blocks of `blocks_of` (each start once) from `value`, in their order.
 
         Args:
@@ -225,6 +227,7 @@ class RawFile:
             spec: its spec.
             starts, size: the blocks.
             value: their elements.
+            arrived: called with the bytes of one block that is contiguous, after each part that was written.
         """
         if not value.numel():
             return
@@ -237,7 +240,12 @@ class RawFile:
             return
         data = to_numpy(value.contiguous()).reshape(len(starts), size)
         if len(starts) == 1:
-            write_at(self.fd, data.reshape(-1).view(np.uint8).data, offset + int(starts[0]) * itemsize)
+            flat, at = data.reshape(-1).view(np.uint8), offset + int(starts[0]) * itemsize
+            step = PIECE if arrived is not None else len(flat)
+            for begin in range(0, len(flat), step):
+                write_at(self.fd, flat[begin : begin + step].data, at + begin)
+                if arrived is not None:
+                    arrived(flat, min(begin + step, len(flat)))
             return
         if (np.diff(starts) < 0).any():
             order = np.argsort(starts)

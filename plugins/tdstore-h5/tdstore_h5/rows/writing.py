@@ -7,6 +7,7 @@ HDF5 into the overlay, which drops nothing while the storage is full: the next w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from tdstore.storekit.files import io_errors, raise_io
 from tdstore.types import Path, StoreIndex, path_text
 from tdstore_h5.file.tree import Leaf
 from tdstore_h5.rows import chunked
+from tdstore_h5.rows.checksums import BlockSums
 from tdstore_h5.rows.contiguous import Ints
 from tdstore_h5.rows.undo import Undo
 from tdstore_h5.session import Session
@@ -36,6 +38,9 @@ class Rows(NamedTuple):
     def past_hdf5(self) -> bool:
         """Check whether the rows are written to the file at once."""
         return self.leaf.plain and self.leaf.offset is not None and not self.leaf.held
+
+
+_path_of = attrgetter("path")
 
 
 def compare_before(session: Session, path: Path, leaf: Leaf, starts: Ints, size: int) -> None:
@@ -89,21 +94,30 @@ def write_rows(session: Session, writes: Sequence[Rows]) -> None:
 
 
 def _put(session: Session, plain: Sequence[Rows], others: Sequence[Rows]) -> None:
-    handle = session.handle
+    handle, sums = session.handle, session.sums
+    written: list[tuple[Rows, BlockSums]] = []
+    distinct = len(set(map(_path_of, plain))) == len(plain)  # else one may change a grain that another one filled
     for w in plain:
-        session.sums.touch(w.path, w.leaf.spec, w.starts, w.size)
+        sums.touch(w.path, w.leaf.spec, w.starts, w.size)
         assert w.leaf.offset is not None
+        arrived = None
+        if distinct and len(w.starts) == 1 and w.size:
+            block = BlockSums(sums.leaves[w.path], w.leaf.spec, int(w.starts[0]) * w.leaf.spec.dtype.itemsize)
+            written.append((w, block))
+            arrived = block.add
         try:
-            session.raw.write(w.leaf.offset, w.leaf.spec, w.starts, w.size, w.value)
+            session.raw.write(w.leaf.offset, w.leaf.spec, w.starts, w.size, w.value, arrived)
         except TDStoreError:
             raise
         except OSError as error:
             raise_io(error, session.url, f"writing {path_text(w.path)}")
     for w in others:
-        session.sums.touch(w.path, w.leaf.spec, w.starts, w.size)
+        sums.touch(w.path, w.leaf.spec, w.starts, w.size)
         handle.unflushed = session.pending = True
         with handle.writing(f"writing {path_text(w.path)}"):
             _through_hdf5(session, w)
+    for w, block in written:  # once nothing can fail: until then old rows may come back
+        sums.know(w.path, w.leaf.spec, block)
 
 
 def _through_hdf5(session: Session, w: Rows) -> None:
