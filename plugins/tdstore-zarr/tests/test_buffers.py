@@ -197,3 +197,51 @@ def test_rows_are_appended_to_folders_that_were_copied_and_put_back(tmp_path: Fs
     found = TensorDict.load(tmp_path / "t", verify="full")
     assert found["a"].tolist() == [*torch.arange(18).view(9, 2).tolist(), [1, 1], [9, 9]]
     assert found["n", "b"].tolist() == [*[0] * 9, 1, 1]
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+def test_damage_of_chunks_that_an_append_copies_is_found(tmp_path: FsPath, checksum: bool) -> None:
+    values = torch.arange(3 * SHARD).view(-1, 1).expand(-1, 1000)
+    td: Any = TensorDict({"a": values[: SHARD + 5]}, [SHARD + 5])
+    td = td.save(tmp_path / "t", storage="zarr", durable="none", chunks=2, shards=SHARD, checksum=checksum)
+    for number in range(SHARD + 5, 2 * SHARD - 1):
+        td.append({"a": values[number]})
+    assert not td._handle.store.verify()
+    file = tmp_path / "t" / "a" / "c" / "1" / "0"
+    data = bytearray(file.read_bytes())
+    data[40] ^= 1
+    file.write_bytes(data)
+    td.append({"a": values[2 * SHARD - 1]})
+    assert [fault.path for fault in td._handle.store.verify()] == [("a",)]
+    td.close()
+    with pytest.raises(CorruptStoreError, match="shard 'a/c/1/0'"):
+        TensorDict.load(tmp_path / "t", verify="full")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_shards_that_begin_alike_have_the_checksums_of_their_bytes(tmp_path: FsPath, seed: int) -> None:
+    rng = random.Random(seed)
+    model = torch.arange(40, dtype=torch.int32)
+    with open_zarr(tmp_path / "t.zarr", mode="w", durable="none", chunks=2, shards=16, compressors="none") as store:
+        store.create({("a",): LeafSpec((40,), "int32")})
+        store.write([Write(("a",), (slice(0, 20, 1),), model[:20])])
+        store.save_header(header_of({("a",): model}))
+    model[20:] = 0
+    committed, end = model.clone(), 20
+    with open_zarr(tmp_path / "t.zarr", mode="r+", durable="none") as store:
+        for number in range(60):
+            row = end if end < 40 and rng.random() < 0.6 else rng.randrange(40)
+            end += row == end
+            model[row] = number
+            store.write([Write(("a",), (slice(row, row + 1, 1),), model[row : row + 1].clone())])
+            way = rng.random()
+            if way < 0.7:
+                store.save_header(store.load_header())
+                committed = model.clone()
+            elif way < 0.8:
+                store.discard()
+                model = committed.clone()
+            elif way < 0.9:
+                store.flush()
+            assert not store.verify()
+    assert torch.equal(load(tmp_path / "t.zarr", verify="full")[("a",)], model)

@@ -68,6 +68,8 @@ class Step(NamedTuple):
 
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Marks = dict[int, int]
+"""Checksums of the first bytes of a shard, by their number."""
 _Saved = tuple[Array, Mask]
 """`raw` and `loaded` of a cell."""
 
@@ -81,6 +83,8 @@ class Buffers(Pending):
         self.limit = limit
         self._cells: dict[tuple[str, int], _Cell] = {}
         self._bytes = 0
+        self._marks: dict[str, tuple[int, Stored, Marks]] = {}
+        """Of each leaf, the shard that was put last: the next one most often begins with the same bytes."""
         self._replaced: list[tuple[Leaf, int, Stored | None]] = []
         """Objects that were put since `write` began, and the ones they replaced."""
 
@@ -284,21 +288,22 @@ class Buffers(Pending):
 
     def _put(self, cell: _Cell) -> None:
         leaf, number = cell.leaf, cell.number
-        data, crc, index = self._encode(cell)
+        data, crc, pieces = self._encode(cell)
         self.engine.put(leaf.key(number), data)
         if self.engine.revocable:
             self._replaced.append((leaf, number, leaf.objects.get(number)))
-        leaf.objects[number] = Stored(len(data), crc)
+        stored = leaf.objects[number] = Stored(len(data), crc)
         self.reader.forget(leaf, number)
-        if index is not None:
-            self.reader.keep_index(leaf, number, index)
+        if pieces is not None:
+            self.reader.keep_index(leaf, number, pieces.index)
+            self._marks[leaf.node] = number, stored, pieces.marks
 
     def _written(self, cell: _Cell) -> None:
         if self._cells.pop((cell.leaf.node, cell.number), None) is not None:
             self._bytes -= cell.raw.nbytes
 
-    def _encode(self, cell: _Cell) -> tuple[Bytes, int, Index | None]:
-        """Return an object, its checksum, and the index of a shard."""
+    def _encode(self, cell: _Cell) -> tuple[Bytes, int, _Pieces | None]:
+        """Return an object, its checksum, and the pieces of a shard."""
         meta = cell.leaf.meta
         assert meta.pipeline is not None
         encode = meta.pipeline.encoder()
@@ -310,7 +315,9 @@ class Buffers(Pending):
         # Chunks that are contiguous in memory need no copy.
         blocks = raw.reshape(len(loaded), -1).view(np.uint8) if _in_order(meta.chunks, meta.inner) else None
         fresh = np.flatnonzero(loaded).tolist()
-        pieces, index = _Pieces(len(loaded)), None
+        last, index = self._marks.get(cell.leaf.node), None
+        known = last is not None and last[:2] == (cell.number, cell.leaf.objects.get(cell.number))
+        pieces = _Pieces(len(loaded), last[2] if last is not None and known else {})
         if len(fresh) < len(loaded):
             old, index = self._old(cell, np.flatnonzero(~loaded).tolist())
         done = 0
@@ -325,7 +332,7 @@ class Buffers(Pending):
             done = position + 1
         if index is not None:
             pieces.keep(old, index, done, len(loaded))
-        return pieces.pack(at_end=meta.index_at_end, crc=meta.index_crc)
+        return *pieces.pack(at_end=meta.index_at_end, crc=meta.index_crc), pieces
 
     # -- life ----------------------------------------------------------------------------------
     def drop(self, leaf: Leaf) -> None:
@@ -344,13 +351,17 @@ class _Pieces:
 
     Args:
         count: the number of inner chunks of a full shard.
+        marks: those of the stored shard, as far as they are known.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, marks: Marks) -> None:
         self.data: list[Bytes] = []
         self.index: Index = np.full((count, 2), -1, np.int64)
         """Start and stop of each, -1 where it is absent."""
+        self.marks = marks
         self._at = 0
+        self._same = 0
+        """How many bytes are those with which the stored shard begins."""
 
     def add(self, position: int, data: Bytes) -> None:
         """Add an inner chunk."""
@@ -364,32 +375,36 @@ class _Pieces:
             if len(run):
                 start, stop = int(index[run[0], 0]), int(index[run[-1], 1])
                 self.index[run] = index[run] + (self._at - start)
+                if start == self._at == self._same:
+                    self._same = stop
                 self._put(data[start:stop])
 
     def _put(self, data: Bytes) -> None:
         self.data.append(data)
         self._at += len(data)
 
-    def pack(self, *, at_end: bool, crc: bool) -> tuple[Bytes, int, Index]:
-        """Return the shard, the checksum of the bytes before its tail, and its index.
+    def pack(self, *, at_end: bool, crc: bool) -> tuple[Bytes, int]:
+        """Return the shard, and the checksum of the bytes before its tail; `index` and `marks` are those of this shard.
 
         Args:
             at_end: the index is the tail.
             crc: the index ends in its crc32c.
         """
-        index = self.index
         if not at_end:
-            index = np.where(index < 0, -1, index + (16 * len(index) + (4 if crc else 0)))
-        table = index.copy()
-        table[:, 1] -= np.where(index[:, 0] < 0, 0, index[:, 0])  # what is absent has two times 2**64 - 1
+            self.index = np.where(self.index < 0, -1, self.index + (16 * len(self.index) + (4 if crc else 0)))
+        table = self.index.copy()
+        table[:, 1] -= np.where(table[:, 0] < 0, 0, table[:, 0])  # what is absent has two times 2**64 - 1
         text = table.astype("<i8").tobytes()
         end = crc32c(text).to_bytes(4, "little") if crc else b""
         if not at_end:
-            return b"".join((text, end, *self.data)), UNKNOWN, index
-        mark = 0
-        for piece in self.data:
-            mark = seal(piece, mark)
-        return b"".join((*self.data, mark.to_bytes(TAIL, "little"), text, end)), mark, index
+            return b"".join((text, end, *self.data)), UNKNOWN
+        known, self.marks, mark, at = self.marks, {}, 0, 0
+        for number, piece in enumerate(self.data, 2 - len(self.data)):
+            at += len(piece)
+            mark = known[at] if at <= self._same and at in known else seal(piece, mark)
+            if number >= 0:  # one ends the shard, and one is before the chunk that the next row goes into
+                self.marks[at] = mark
+        return b"".join((*self.data, mark.to_bytes(TAIL, "little"), text, end)), mark
 
 
 def _seal_in(leaf: Leaf, data: memoryview) -> int:
