@@ -104,7 +104,7 @@ class ReadCheck(Generic[Leaf]):
             return False
         if found.leaf is not leaf or found.sums is not leaf.sums:
             return False
-        crc: int = google_crc32c.value(as_bytes(leaf.probe))
+        crc: int = google_crc32c.value(to_numpy(leaf.probe))
         return crc == int.from_bytes(found.sums.crc, "little")
 
     def gather(self, leaf: Leaf, tensor: Tensor, index: StoreIndex, out: Tensor | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 import sys
@@ -120,9 +121,9 @@ class Window:
 
     def tensor(self, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return the tensor that begins at a byte of the file."""
-        count = torch.Size(shape).numel()
-        flat = torch.frombuffer(self._buffer, dtype=dtype, count=count, offset=start - self._offset)
-        return flat.view(shape)
+        offset = start - self._offset
+        flat = torch.frombuffer(self._buffer, dtype=dtype, count=math.prod(shape), offset=offset)
+        return flat if len(shape) == 1 else flat.resize_(shape)  # in place: without a second tensor
 
     def keep(self, companion: object) -> None:
         """Keep an object alive as long as there are tensors over this memory."""

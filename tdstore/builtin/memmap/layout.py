@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -110,7 +110,7 @@ class LeafFile:
         self.packed = self.handed = self.grown = self.unsynced = self.sparse = self.unmade = self.room = False
 
     @classmethod
-    def from_record(cls, record: LeafRecord) -> LeafFile:
+    def from_record(cls, record: LeafRecord) -> Self:
         """Build a leaf from its record in a checked manifest."""
         fill = decode_value(record.fill) if record.fill else 0
         leaf = cls(record.path, record.shape, NAME_TO_DTYPE[record.dtype], fill, record.file)

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdstore.builtin.memmap.layout import Layout, LeafFile
+from tdstore.builtin.memmap.layout import Layout
 from tdstore.builtin.resident import MappedStore, put
 from tdstore.builtin.summedcopy import run_in
-from tdstore.builtin.tdz.reading import LeafEntry, Member, as_entry, load_member
+from tdstore.builtin.tdz.reading import LeafEntry, Member, load_member
 from tdstore.builtin.tdz.writing import ArchiveFiles, new_file, new_info
 from tdstore.builtin.tdz.written_sums import add_crcs
 from tdstore.builtin.tensorbytes import memory_of, write_tensor
 from tdstore.builtin.window import Window
-from tdstore.errors import ConflictError, StoreNotFoundError
+from tdstore.errors import ConflictError, StoreError, StoreNotFoundError
 from tdstore.header import Header
 from tdstore.store import Cap
 from tdstore.storekit import files
@@ -124,8 +124,12 @@ class TdzLeaves(MappedStore[LeafEntry]):
 
     def _tensor(self, leaf: LeafEntry) -> Tensor:
         if leaf.probe is None:
-            with files.io_errors(self.url, f"mapping leaf {path_text(leaf.path)}", writing=self.writable):
+            try:
                 leaf.probe = self._mapped(leaf)
+            except OSError as error:
+                if isinstance(error, StoreError):
+                    raise
+                files.raise_io(error, self.url, f"mapping leaf {path_text(leaf.path)}", writing=self.writable)
             leaf.version = leaf.seen()
         return leaf.probe
 
@@ -142,13 +146,16 @@ class TdzLeaves(MappedStore[LeafEntry]):
             load_member(self._open.fd, Member(leaf.info, leaf.start), unpacked, self.url)
             return unpacked
         stop = leaf.start + leaf.nbytes
-        window = next((w for w in self._windows if w.start <= leaf.start and stop <= w.stop), None)
         if leaf.building:
             window = Window(self._open.new, leaf.start, stop, shared=True)
-        elif window is None:
-            # Private: writes stay in this process until a commit rewrites the archive.
-            window = Window(self._open.fd, 0, self._end, shared=False)
-            self._windows.append(window)
+        else:
+            for window in self._windows:
+                if window.start <= leaf.start and stop <= window.stop:
+                    break
+            else:
+                # Private: writes stay in this process until a commit rewrites the archive.
+                window = Window(self._open.fd, 0, self._end, shared=False)
+                self._windows.append(window)
         found = window.tensor(leaf.start, leaf.shape, leaf.dtype)
         if leaf.building:
             self._windows.append(window)
@@ -192,7 +199,7 @@ class TdzLeaves(MappedStore[LeafEntry]):
         if hold.new < 0:
             hold.new, hold.temp = new_file(hold.folder)
             self._at = self._end
-        leaf = as_entry(LeafFile(path, spec.shape, spec.dtype, spec.fill_value, self._layout.file(path)))
+        leaf = LeafEntry(path, spec.shape, spec.dtype, spec.fill_value, self._layout.file(path))
         if leaf.nbytes:
             leaf.info, leaf.start = new_info("/".join(leaf.file), leaf.nbytes, self._at)
             self._at = leaf.start + leaf.nbytes

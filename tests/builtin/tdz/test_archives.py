@@ -529,3 +529,34 @@ def test_damaged_archives(tmp_path):
     pickled = META.replace("tensordict._td.TensorDict", "os.system")
     crafted(tmp_path / "x.tdz", meta=pickled)
     refused_to_open(tmp_path / "x.tdz")
+
+
+SMALL_LEAVES = {
+    "numbers": torch.arange(6.0).view(2, 3),
+    "scalar": torch.tensor(5, dtype=torch.int16),
+    "bits": torch.tensor([True, False]),
+    "bfloat16": torch.ones(2, 2, dtype=torch.bfloat16),
+    "float8": torch.ones(4, 1, dtype=torch.float8_e4m3fn),
+    "complex": torch.ones(2, 1, 2, dtype=torch.complex64).conj(),
+    "unsigned": torch.ones(3, dtype=torch.uint16),
+    "größe": torch.ones(2, 2),
+}
+
+
+@pytest.mark.parametrize("name", SMALL_LEAVES)
+def test_leaves_of_every_kind_are_compared_when_an_archive_is_opened(name: str, tmp_path) -> None:
+    place = tmp_path / "x.tdz"
+    TensorDict(SMALL_LEAVES, []).save(place).close()
+    td = tdstore.load(place)
+    for key, value in SMALL_LEAVES.items():
+        assert td[key].shape == value.shape
+        assert td[key].tolist() == value.tolist(), key
+        # Each has memory of its own: a pickle of one does not hold the archive.
+        assert td[key].untyped_storage().nbytes() == value.nbytes
+    td.close()
+    found = next(at for info, at in places(place) if info.filename == f"{name}.memmap")
+    data = bytearray(place.read_bytes())
+    data[found] ^= 1
+    place.write_bytes(data)
+    with pytest.raises(CorruptStoreError, match=f"leaf '{name}' is damaged"):
+        tdstore.load(place)
