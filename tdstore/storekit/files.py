@@ -36,7 +36,6 @@ TEMP_PREFIX = ".tdstore-new-"
 _TEMP = re.compile(r"\.tdstore-new-[0-9a-f]{16}")
 
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-_KEEP_OPEN = 16
 _NOT_OURS = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR, errno.ENAMETOOLONG)
 
 
@@ -110,11 +109,13 @@ _HINTS = {
 class Tree:
     """A cache of folder descriptors that opens files below one directory without following a link.
 
-    It keeps a few folders beside those of the last file open, so that thousands of folders need few descriptors.
+    Args:
+        root: descriptor of the directory.
+        keep: folders that stay open beside those of the last file: thousands of folders need few descriptors.
     """
 
-    def __init__(self, root: int) -> None:
-        self.root = root
+    def __init__(self, root: int, keep: int = 4) -> None:
+        self.root, self.keep = root, keep
         self._fds: OrderedDict[tuple[str, ...], int] = OrderedDict()
 
     def folder(self, parts: Sequence[str], *, create: bool = False) -> int:
@@ -131,22 +132,24 @@ class Tree:
         if path in fds:
             fds.move_to_end(path)
             return fds[path]
-        while len(fds) > _KEEP_OPEN:
+        while len(fds) > self.keep:
             os.close(fds.popitem(last=False)[1])
-        parent = self.root
-        for depth, name in enumerate(path, 1):
-            found = fds.get(path[:depth])
-            if found is None:
-                try:
-                    found = os.open(name, SAFE_DIR, dir_fd=parent)
-                except FileNotFoundError:
-                    if not create:
-                        raise
-                    with contextlib.suppress(FileExistsError):  # opening it, without following links, finds its type
-                        os.mkdir(name, dir_fd=parent)
-                    found = os.open(name, SAFE_DIR, dir_fd=parent)
-                fds[path[:depth]] = found
-            parent = found
+        known, parent = max(len(path) - 1, 0), self.root
+        while known and path[:known] not in fds:
+            known -= 1
+        if known:
+            parent = fds[path[:known]]
+            fds.move_to_end(path[:known])  # its other folders are likely to be next
+        for depth in range(known, len(path)):
+            try:
+                found = os.open(path[depth], SAFE_DIR, dir_fd=parent)
+            except FileNotFoundError:
+                if not create:
+                    raise
+                with contextlib.suppress(FileExistsError):  # opening it, without following links, finds its type
+                    os.mkdir(path[depth], dir_fd=parent)
+                found = os.open(path[depth], SAFE_DIR, dir_fd=parent)
+            parent = fds[path[: depth + 1]] = found
         return parent
 
     def open(self, parts: Sequence[str], flags: int = os.O_RDONLY, *, create: bool = False) -> int:
@@ -354,10 +357,8 @@ def unlink(name: str, parent: int) -> None:
 
 def unlink_if_there(name: str, parent: int) -> None:
     """Remove a file that may be missing, as `os.unlink` does; after a failure the next save removes it."""
-    try:
+    with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=parent)
-    except OSError:
-        return
 
 
 def make_dir(name: str, parent: int, mode: int = 0o777) -> None:

@@ -53,13 +53,14 @@ def test_a_failure_in_the_middle_is_raised(tmp_path: Path, monkeypatch: pytest.M
         os.close(fd)
 
 
-def test_a_tree_of_many_folders_needs_few_descriptors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep", [1, 2, 16])
+def test_a_tree_of_many_folders_needs_few_descriptors(tmp_path: Path, keep: int) -> None:
     root, before = files.open_dir(str(tmp_path)), len(os.listdir("/proc/self/fd"))
-    with files.Tree(root) as tree:
+    with files.Tree(root, keep) as tree:
         for number in range(200):
             parent = tree.folder(("a", str(number % 100), "c", "d"), create=True)
             files.rename(*_new_file(tree, number), str(number), parent)  # a folder is valid until the next but one
-            assert len(os.listdir("/proc/self/fd")) - before <= 20
+            assert len(os.listdir("/proc/self/fd")) - before <= keep + 4
         assert len(tree.descriptors()) == len(os.listdir("/proc/self/fd")) - before
     assert len(os.listdir("/proc/self/fd")) == before
     assert sorted(int(p.name) for p in tmp_path.glob("a/*/c/d/*")) == list(range(200))
@@ -70,6 +71,22 @@ def _new_file(tree: files.Tree, number: int) -> tuple[str, int]:
     folder = tree.folder(("b", str(number)), create=True)
     files.create_file("new", folder, b"")
     return "new", folder
+
+
+def test_a_tree_opens_a_folder_beside_the_last_one_by_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(50):
+        (tmp_path / "a" / "b" / "c" / "d" / "e" / "f" / str(number)).mkdir(parents=True)
+    opened: list[str] = []
+    whole = os.open
+    root = files.open_dir(str(tmp_path))
+    with files.Tree(root) as tree:
+        tree.folder(("a", "b", "c", "d", "e", "f", "0"))
+        monkeypatch.setattr(os, "open", lambda name, *args, **kw: (opened.append(name), whole(name, *args, **kw))[1])
+        for number in range(1, 50):
+            tree.folder(("a", "b", "c", "d", "e", "f", str(number)))
+        monkeypatch.undo()
+    os.close(root)
+    assert opened == list(map(str, range(1, 50)))
 
 
 def test_a_tree_follows_no_link_and_makes_no_folder_unasked(tmp_path: Path) -> None:

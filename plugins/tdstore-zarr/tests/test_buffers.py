@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path as FsPath
@@ -197,6 +198,19 @@ def test_rows_are_appended_to_folders_that_were_copied_and_put_back(tmp_path: Fs
     found = TensorDict.load(tmp_path / "t", verify="full")
     assert found["a"].tolist() == [*torch.arange(18).view(9, 2).tolist(), [1, 1], [9, 9]]
     assert found["n", "b"].tolist() == [*[0] * 9, 1, 1]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors")
+def test_neither_an_idle_writer_nor_a_reader_leaves_folders_open(tmp_path: FsPath) -> None:
+    leaves = {f"leaf {number}": {"a": {"b": torch.zeros(4)}} for number in range(30)}
+    before = len(os.listdir("/proc/self/fd"))
+    td: Any = TensorDict(leaves, [4]).save(tmp_path / "t", storage="zarr", durable="none")
+    td.append({name: {"a": {"b": torch.ones(())}} for name in leaves})
+    td.append({name: {"a": {"b": torch.ones(())}} for name in leaves})
+    assert len(os.listdir("/proc/self/fd")) - before <= 2
+    with TensorDict.load(tmp_path / "t"):
+        assert len(os.listdir("/proc/self/fd")) - before <= 2 + 2 + 4 + 4
+    td.close()
 
 
 @pytest.mark.parametrize("checksum", [True, False])

@@ -18,6 +18,8 @@ from tdstore.storekit.local_engine import file_tag, key_parts, read_range
 from tdstore_zarr.place.redo_log import PREFIX
 
 KEEP_OPEN = 128
+FOLDERS = 64
+"""Folders that a writer leaves open until the end of the commit; a reader leaves few, as many readers may be open."""
 _WRITEBACK = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EXDEV)
 
@@ -59,7 +61,7 @@ class FolderEngine(Engine):
         self.private = private
         self._writable = writable
         self._lock = threading.Lock()
-        self._tree = files.Tree(root)
+        self._tree = files.Tree(root, FOLDERS if writable else 4)
         self._open: OrderedDict[str, _File] = OrderedDict()
         self._unsynced: dict[str, None] = {}
         self._changed: set[tuple[str, ...]] = set()
