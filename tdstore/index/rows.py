@@ -31,9 +31,9 @@ _ROW = 32
 """From rows of this many bytes on numpy scatters faster than torch."""
 _NO_OVERRIDE = torch._C._disabled_torch_function_impl
 _UINT64 = np.dtype(np.uint64)
-_FEW = 32
+FEW = 32
 """Up to this many rows Python finds the least and the greatest faster than numpy does."""
-_ONE_THREAD = 8192
+ONE_THREAD = 8192
 """Up to this many elements torch writes rows in the order given; of more, threads may write some at once."""
 _PARALLEL_ROWS = 4096
 """Up to this many rows `leaf[rows] = value` keeps the order given too."""
@@ -251,7 +251,7 @@ def put_rows(
         if rows.device != leaf.device:
             rows, positions = _last_rows_on(leaf.device, rows, len(leaf), {} if by_device is None else by_device)
         _assign(leaf, rows, value if positions is None else at_rows(value, positions))
-    elif on_cpu and dtype in _COPIED and value.numel() <= _ONE_THREAD:
+    elif on_cpu and dtype in _COPIED and value.numel() <= ONE_THREAD:
         leaf.index_copy_(0, rows, value)  # in order, at half the cost
     elif len(rows) > _PARALLEL_ROWS:
         scatter(leaf, (rows,), value)
@@ -445,7 +445,7 @@ def check_rows(rows: Tensor, size: int, dim: int = 0) -> Tensor:
     count = rows.numel()
     if not count:
         return rows
-    if count <= _FEW and rows.ndim == 1:
+    if count <= FEW and rows.ndim == 1:
         numbers = rows.tolist()
         low, high = min(numbers), max(numbers)
     elif type(rows) is Tensor and rows.is_cpu:

@@ -31,9 +31,12 @@ UPDATING = frozenset(inspect.signature(TensorDictBase.update).parameters)
 def guarded(fn: Callable[..., Any], parameter: str) -> Callable[..., Any]:
     """Guard a method of a tensorclass: it first checks whether the entry is a field, else raises AttributeError."""
     signature = inspect.signature(fn)
+    place = list(signature.parameters).index(parameter) - 1
 
     @functools.wraps(fn)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) > place and args[place] in self._field_names:  # binding takes 2 us
+            return fn(self, *args, **kwargs)
         arguments = signature.bind(self, *args, **kwargs).arguments
         first = entry_path(arguments[parameter])[0]
         if not self._open and first not in self._field_names:

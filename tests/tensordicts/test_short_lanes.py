@@ -494,3 +494,51 @@ def test_exclude_of_nested_keys_that_are_not_there() -> None:
     assert list(td.exclude(("n", "b"), ("m", "b")).keys(True, True)) == ["a", ("n", "c")]
     with pytest.raises(TypeError):
         td.exclude(("m", 1))
+
+
+# -- few rows, lazy stacks ---------------------------------------------------------------------------
+@pytest.mark.parametrize("rows", [[0, 2], [2, 2, 0], [-1, 0], [], list(range(3)) * 20])
+@pytest.mark.parametrize("kind", ["plain", "view", "expanded source", "other dtype", "broadcast", "itself"])
+def test_few_rows_are_written_as_by_torch(rows: list[int], kind: str) -> None:
+    leaf = torch.arange(12.0).reshape(3, 4).clone()
+    index = torch.tensor(rows, dtype=torch.int64)
+    value: torch.Tensor = torch.rand(len(rows), 4)
+    if kind == "view":
+        leaf = torch.arange(24.0).view(6, 4)[:3]
+    elif kind == "expanded source":
+        value = torch.ones(1, 4).expand(len(rows), 4)
+    elif kind == "other dtype":
+        value = torch.arange(len(rows) * 4).reshape(len(rows), 4)
+    elif kind == "broadcast":
+        value = torch.rand(4)
+    elif kind == "itself":
+        value = leaf[: len(rows)] if len(rows) <= 3 else torch.rand(len(rows), 4)
+    want = leaf.clone()
+    for number, row in enumerate(rows):  # the last of repeated rows wins
+        want[row] = value.clone()[number] if kind != "broadcast" else value
+    td = TensorDict({"a": leaf}, [3])
+    td.set_at_("a", value, index)
+    torch.testing.assert_close(td["a"], want)
+
+
+def test_few_rows_out_of_range_change_nothing() -> None:
+    for row in (3, -4):
+        td = made()
+        with pytest.raises(OutOfRangeError):
+            td.set_at_("a", torch.zeros(2, 4), torch.tensor([0, row]))
+        assert torch.equal(td["a"], made()["a"])
+    td = TensorDict({"a": torch.zeros(2, requires_grad=True), "s": torch.zeros(())})
+    with pytest.raises((RuntimeError, tdstore.errors.TDStoreError)):
+        td.set_at_("a", torch.ones(1), torch.tensor([0]))
+
+
+def test_values_of_a_stack_are_those_of_all_elements() -> None:
+    stack = lazy_stack([TensorDict({"t": str(i), "x": torch.zeros(2)}, [2]) for i in range(2)])
+    assert [key for key, _ in stack.non_tensor_items()] == ["t"]
+    stack.tensordicts[1]["x"] = "text"
+    assert [key for key, _ in stack.non_tensor_items()] == ["t"]
+    assert stack.entry_class("t") is not torch.Tensor
+    small, large = (lazy_stack([made() for _ in range(n)]) for n in (2, 8000))
+    for td in (small, large):
+        array = td.to_struct_array()
+        assert array.shape == td.batch_size and np.array_equal(array["n"]["b"], td["n", "b"].numpy())

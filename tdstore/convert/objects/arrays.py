@@ -55,6 +55,9 @@ def value_array(values: NonTensor) -> np.ndarray[Any, Any]:
 
 # -- structured arrays -------------------------------------------------------------------------
 
+_SMALL = 1 << 20
+"""Up to this many bytes a lazy stack is not read in blocks."""
+
 
 def from_struct_array(
     struct_array: np.ndarray[Any, Any],
@@ -104,9 +107,12 @@ def to_struct_array(td: Any) -> np.ndarray[Any, Any]:
     in_memory = td._plain_leaves() is not None
     if not in_memory:
         refuse_ragged(td, "to_struct_array")
-    out = np.empty(td.batch_size, _struct_dtype(td, td.batch_dims))
+        leaves = td._memory_leaves()  # of a lazy stack: if they are few, it is made at once
+        in_memory = leaves is not None and sum([leaf.nbytes for leaf in leaves]) <= _SMALL
+    source = td._resident() if in_memory else td
+    out = np.empty(td.batch_size, _struct_dtype(source, td.batch_dims))
     if in_memory or not td.batch_dims:
-        _fill(out, td._resident())
+        _fill(out, source._resident())
         return out
     for start, stop, block in row_blocks(td):
         _fill(out[start:stop], block)

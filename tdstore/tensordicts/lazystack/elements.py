@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import GROUP, Container, EntrySource
 from tdstore.container.core.locks import LOCKED, READONLY
+from tdstore.container.values.nontensor import NonTensor
 from tdstore.index.shapes import as_dim, as_size, split_sizes, view_shape
 from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES
@@ -60,6 +61,17 @@ class ElementTree(LazyOps):
             if not isinstance(td, ResidentTree) or not td._collect_plain(leaves):
                 return None
         return leaves
+
+    def entry_class(self, key: NestedKey) -> type:
+        return Tensor if type(key) is str and self._tensors(key) else super().entry_class(key)
+
+    def non_tensor_items(self, include_nested: bool = False) -> Sequence[tuple[Any, NonTensor]]:
+        first = self._tds[0] if self._tds and not include_nested else None
+        if isinstance(first, ResidentTree) and not any(  # an entry of the stack is one of each element
+            type(value) is not Tensor and isinstance(value, NonTensor) for value in first._data.values()
+        ):
+            return ()
+        return super().non_tensor_items(include_nested)
 
     @property
     def is_locked(self) -> bool:
@@ -144,10 +156,15 @@ class ElementTree(LazyOps):
     def _tensors(self, key: NestedKey, *, to_write: bool = False) -> list[Tensor] | None:
         """List the plain tensors that the elements have in memory; None if one has something else, or is read-only."""
         parts = []
-        for td in self._tds:
-            if not isinstance(td, EntryTree):
+        plain = type(key) is str
+        node: Any
+        for node in self._tds:
+            if not isinstance(node, EntryTree):
                 return None
-            node, part = (td, td._data.get(key)) if type(key) is str else td._found(key)
+            if plain:
+                part = node._data.get(key)  # type: ignore[arg-type]
+            else:
+                node, part = node._found(key)
             if type(part) is not Tensor or (to_write and node._state & READONLY):
                 return None
             parts.append(part)

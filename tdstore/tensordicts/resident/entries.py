@@ -442,9 +442,14 @@ class ResidentTree(TensorDictBase):
         Args:
             plain: give the plain tensor inside of an unbatched one.
         """
-        own = True
+        own, cls = True, self._resident_class
         for value in self._data.values():
-            if type(value) is Tensor or is_batched(value):
+            kind = type(value)
+            if kind is Tensor:
+                out.append(value)
+            elif kind is cls:
+                own &= value._collect(out, plain=plain)
+            elif is_batched(value):
                 out.append(value)
             elif isinstance(value, UnbatchedTensor):
                 out.append(value.wrapped if plain else value)

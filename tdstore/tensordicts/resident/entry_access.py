@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.locks import READONLY
-from tdstore.index.rows import check_rows, put_rows
+from tdstore.index.rows import FEW, NUMPY_DTYPES, ONE_THREAD, check_rows, put_rows
 from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident.indexing import IndexedTree
@@ -76,6 +76,8 @@ class EntryTree(IndexedTree):
         rows: Any = index
         mine = self._plain_leaf(key) if type(value) is Tensor and kind in _SIMPLE and not HOLES else None
         if mine is not None and kind is Tensor:
+            if _put_few(mine, index, value):
+                return self
             shape = mine.shape
             if (
                 rows.dtype is torch.int64
@@ -145,3 +147,33 @@ class EntryTree(IndexedTree):
             return leaf[index]
         except IndexError:  # told by the general way
             return None
+
+
+def _put_few(leaf: Tensor, rows: Any, value: Tensor) -> bool:
+    """Write `leaf[rows] = value` for few rows. False, and nothing done, if anything needs a closer look.
+
+    Args:
+        leaf, value: of class Tensor; the leaf is contiguous.
+        rows: of class Tensor, unchecked.
+    """
+    shape, dtype = leaf.shape, leaf.dtype
+    if (
+        rows.dtype is not torch.int64
+        or rows.ndim != 1
+        or value.dtype is not dtype
+        or dtype not in NUMPY_DTYPES
+        or value.layout is not torch.strided
+        or not (rows.is_cpu and leaf.is_cpu and value.is_cpu)
+        or traced()
+        or value._is_view()
+        or leaf._is_view()
+        or value.numel() > ONE_THREAD
+    ):
+        return False
+    numbers = rows.tolist() if shape else []
+    if not numbers or len(numbers) > FEW or min(numbers) < 0 or max(numbers) >= shape[0]:
+        return False
+    if value.shape != (len(numbers), *shape[1:]):
+        return False
+    leaf.index_copy_(0, rows, value)  # in order
+    return True
