@@ -494,14 +494,15 @@ _fallocate = getattr(_libc, "fallocate", None)
 _RENAME_EXCHANGE = 2
 
 
-def exchange(a: str, b: str, parent: int) -> None:
+def exchange(a: str, b: str, parent: int, aside: str = "") -> None:
     """Swap two entries of one folder in a single step.
 
-    Where the system cannot (`renameat2` is missing), two renames do it: a crash between them leaves
-    `b` under the name `a` + "-old", and the next writer restores it.
+    Where the system cannot (`renameat2` is missing), three renames do it: a crash between them leaves `b` under the
+    name `aside`, and the next writer restores it.
 
     Args:
         a, b, parent: the names, and the descriptor of their folder.
+        aside: a free name in that folder; default: `a` + "-old".
 
     Raises:
         OSError: an entry is missing, or the access is refused.
@@ -511,9 +512,8 @@ def exchange(a: str, b: str, parent: int) -> None:
     code = ctypes.get_errno()
     if _renameat2 is not None and code not in (errno.ENOSYS, errno.EINVAL):
         raise OSError(code, os.strerror(code), b)
-    os.rename(b, a + "-old", src_dir_fd=parent, dst_dir_fd=parent)
-    os.rename(a, b, src_dir_fd=parent, dst_dir_fd=parent)
-    os.rename(a + "-old", a, src_dir_fd=parent, dst_dir_fd=parent)
+    for old, new in ((b, aside := aside or a + "-old"), (a, b), (aside, a)):
+        os.rename(old, new, src_dir_fd=parent, dst_dir_fd=parent)
 
 
 def _rename2(parent: int, a: str, b: str, flags: int) -> int:

@@ -15,6 +15,10 @@ from tdstore.storekit import files, refusals
 from tdstore.storekit.session import own_sessions
 
 _TEMP = re.compile(r"\..*\.tdstore-[0-9a-f]{16}(-old)?")
+_ENTRIES_A_SAVE = 64
+"""How many entries of a folder a save may look at, on average, for what others left."""
+_saves_until_look: dict[tuple[int, int, str], int] = {}
+"""By device and inode of a folder, and by what is looked for; not there: look now."""
 
 ForeignFiles = Callable[[int], Sequence[str]]
 """Called with the descriptor of a folder; returns its files that do not belong to a replaceable store."""
@@ -57,6 +61,9 @@ class Site:
         self.timeout = timeout
         self.temp = ""
         self.parent = self.root = -1
+        # The name may be as long as the file system allows: ours must fit too.
+        self._short = self.name.encode()[:200].decode(errors="ignore")
+        self._aside = f".{self._short}.tdstore-{'0' * 16}-old"
         self._foreign = foreign
         self._first = tuple(first)
         self._kind = kind
@@ -188,7 +195,7 @@ class Site:
             with alone(old):
                 if not files.is_same_entry(old, self.name, self.parent):
                     return False
-                files.exchange(self.temp, self.name, self.parent)
+                files.exchange(self.temp, self.name, self.parent, self._aside)
                 swapped()
                 leftover = self.temp
                 self._published(sync)
@@ -241,24 +248,56 @@ class Site:
 
     # -- beginning -------------------------------------------------------------------------
     def _make_temp(self) -> None:
-        # The name may be as long as the file system allows: ours must fit too.
-        short = self.name.encode()[:200].decode(errors="ignore")
-        name = f".{short}.tdstore-{secrets.token_hex(8)}"
+        name = f".{self._short}.tdstore-{secrets.token_hex(8)}"
         files.make_dir(name, self.parent)
         self.temp = name
         self.root = os.open(name, files.SAFE_DIR, dir_fd=self.parent)
         files.try_lock(self.root, exclusive=True)
 
     def _sweep(self) -> None:
-        with os.scandir(self.parent) as entries:
-            names = [e.name for e in entries if _TEMP.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
+        names = leftovers(self.parent, _TEMP)
+        if self._aside not in names and _is_there(self._aside, self.parent):
+            names.append(self._aside)
         for name in names:
             original = name[1 : name.rindex(".tdstore-")]
-            if name.endswith("-old") and not os.path.lexists(os.path.join(os.path.dirname(self.path), original)):
+            if name.endswith("-old") and not _is_there(original, self.parent):
                 # An exchange by plain renames was interrupted: this is the only copy of the old folder.
                 files.rename(name, self.parent, original, self.parent)
             else:
                 sweep_dead(name, self.parent, self._first)
+
+
+def leftovers(folder: int, pattern: re.Pattern[str], what: str = "") -> list[str]:
+    """Return names in a folder as killed processes leave them; none of them where it is not yet time to look again.
+
+    A look takes as long as the folder has entries. A process looks before its first save there, and afterwards so
+    seldom that saving many datasets into one folder takes no longer for each as they become more.
+
+    Args:
+        folder: a descriptor of the folder.
+        pattern: matches such names.
+        what: tells apart patterns that change from one save to the next; default: the pattern does.
+    """
+    info = os.fstat(folder)
+    key = info.st_dev, info.st_ino, what or pattern.pattern
+    left = _saves_until_look.pop(key, 0)
+    if left:
+        _saves_until_look[key] = left - 1
+        return []
+    names = os.listdir(folder)
+    if wait := len(names) // _ENTRIES_A_SAVE:
+        if len(_saves_until_look) >= 1024:  # looking too early does no harm
+            _saves_until_look.clear()
+        _saves_until_look[key] = wait
+    return [name for name in names if pattern.fullmatch(name)]
+
+
+def _is_there(name: str, parent: int) -> bool:
+    try:
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def take_mode(fd: int, name: str, parent: int) -> None:

@@ -23,7 +23,7 @@ from tdstore.header import Header
 from tdstore.storekit import WriterState, documents, end_writer, files, refusals, session
 from tdstore.storekit.checksums import sums_of_file, sums_of_part
 from tdstore.storekit.documents import LeafRecord, leaf_record
-from tdstore.storekit.publish import Site, sweep_dead
+from tdstore.storekit.publish import Site, leftovers, sweep_dead
 from tdstore.storekit.session import FileParts, Log, Session
 from tdstore.types import Path, path_text
 
@@ -63,9 +63,7 @@ class Hold:
     def make_anonymous(self) -> None:
         """Make a private folder, and remove those of dead processes."""
         parent = files.open_dir(scratch_dir())
-        with os.scandir(parent) as entries:
-            names = [e.name for e in entries if _ANONYMOUS.fullmatch(e.name)]
-        for name in names:
+        for name in leftovers(parent, _ANONYMOUS):
             sweep_dead(name, parent, FIRST)
         while True:
             name = f".tdstore-anon-{secrets.token_hex(8)}"

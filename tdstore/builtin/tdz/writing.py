@@ -20,6 +20,7 @@ from tdstore.builtin.tdz.reading import LeafEntry, as_file
 from tdstore.header import Header
 from tdstore.storekit import documents, files
 from tdstore.storekit.checksums import BLOCK, next_data
+from tdstore.storekit.publish import leftovers
 from tdstore.storekit.session import FileParts
 
 ALIGN = 64
@@ -54,9 +55,7 @@ def new_file(folder: int) -> tuple[int, str]:
 
     Files of processes that ended are removed.
     """
-    with os.scandir(folder) as entries:
-        left = [entry.name for entry in entries if _NEW.fullmatch(entry.name)]
-    for name in left:
+    for name in leftovers(folder, _NEW):
         _remove_if_left(name, folder)
     while True:
         name = f".tdstore-tdz-{secrets.token_hex(8)}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tdstore.errors import StoreNotFoundError
 from tdstore.storekit import files, refusals
+from tdstore.storekit.publish import leftovers
 from tdstore_h5.file.handle import Handle, open_plain, own_writers
 from tdstore_h5.file.journal import journal_path, unlink_journal
 
@@ -38,8 +40,8 @@ def new_file(path: str, url: str, *, timeout: float, locking: bool | None) -> Ha
     prefix = f".{_cut(name)}.tdstore-"
     with files.io_errors(url, "making its folder"):
         made = files.make_parents(folder)
-    with folder_lock(path, url, timeout, locking):
-        sweep(folder, prefix)
+    with folder_lock(path, url, timeout, locking) as parent:
+        sweep(folder, parent, re.escape(prefix) if locking is False else r"\..*\.tdstore-")
         temp = os.path.join(folder, prefix + secrets.token_hex(6))
         try:
             fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -130,11 +132,14 @@ def _link(temp: str, path: str, url: str) -> None:
     os.unlink(temp)
 
 
-def sweep(folder: str, prefix: str) -> None:
-    """Remove temporary files whose writer has ended. The caller holds the folder's lock."""
-    for name in os.listdir(folder):
-        if not name.startswith(prefix):
-            continue
+def sweep(folder: str, parent: int, prefix: str) -> None:
+    """Remove temporary files whose writer has ended. The caller holds the folder's lock, or names its own files only.
+
+    Args:
+        folder, parent: the folder, and a descriptor of it.
+        prefix: a pattern of the beginnings of their names.
+    """
+    for name in leftovers(parent, re.compile(prefix + "[0-9a-f]{12}"), "h5"):
         temp = os.path.join(folder, name)
         try:
             fd = os.open(temp, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
