@@ -105,11 +105,9 @@ def alike(leaves: Sequence[Tensor], operands: Sequence[Any], numbers: bool = Tru
         operands: a list for each; the last may be one of `numbers`.
         numbers: whether it may.
     """
-    # A list of each attribute: half of the time of a loop that asks each tensor for all of them.
-    dtypes = [leaf.dtype for leaf in leaves]
-    if not _FLOATS.issuperset(dtypes) or not _are_plain(leaves):
-        return False
-    shapes: list[torch.Size] | None = None
+    for leaf in leaves:
+        if leaf.dtype not in _FLOATS or type(leaf) not in _PLAIN or not leaf.is_cpu:
+            return False
     checked: list[Any] = []
     for parts in operands:
         if type(parts) is not list:
@@ -118,20 +116,11 @@ def alike(leaves: Sequence[Tensor], operands: Sequence[Any], numbers: bool = Tru
             continue
         if len(checked) == len(parts) and all(map(operator.is_, checked, parts)):
             continue  # as in addcmul_(grad, grad)
-        if shapes is None:
-            shapes = [leaf.shape for leaf in leaves]
-        if (
-            not _are_plain(parts)
-            or [part.dtype for part in parts] != dtypes
-            or [part.shape for part in parts] != shapes
-        ):
-            return False
+        for leaf, part in zip(leaves, parts, strict=True):
+            if type(part) not in _PLAIN or part.dtype is not leaf.dtype or not part.is_cpu or part.shape != leaf.shape:
+                return False
         checked = parts
     return True
-
-
-def _are_plain(tensors: Sequence[Any]) -> bool:
-    return _PLAIN.issuperset(map(type, tensors)) and False not in [tensor.is_cpu for tensor in tensors]
 
 
 class InPlace:

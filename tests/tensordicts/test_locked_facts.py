@@ -377,3 +377,16 @@ def test_entries_that_are_stacked_on_reading_do_not_pile_up() -> None:
     with pytest.raises(LockedError):
         stack.tensordicts[0]["n"].unlock_()
     del kept
+
+
+@pytest.mark.parametrize("lock", [True, False])
+def test_depth_is_that_of_the_deepest_entry(lock: bool) -> None:
+    deep = TensorDict({"n": {"m": {"x": torch.zeros(2)}}, "y": torch.zeros(2)}, [2])
+    stack = lazy_stack([deep.clone(), deep.clone()])
+    for td, depth in (
+        (TensorDict(), 0), (TensorDict({"n": {}}), 0), (TensorDict({"t": "text"}), 0), (deep, 2), (stack, 2),
+        (TensorDict({"s": stack, "n": {"m": {}}}, [2]), 3), (TensorDict({"n": {"m": {"t": "text"}}}), 2),
+    ):  # fmt: skip
+        if lock:
+            td.lock_()
+        assert td.depth == td.depth == depth

@@ -183,7 +183,7 @@ class ElementTree(LazyOps):
         d = self._stack_dim
         if type(item) is Tensor and not item.is_nested and item.ndim > d and item.shape[d] == len(self._tds):
             mine, theirs = self._tensors(key, to_write=True), item.unbind(d)
-            if mine is not None and have_same_shapes(mine, theirs) and are_plain(mine, theirs):
+            if mine is not None and have_same_shapes(mine, theirs) and are_plain(zip(mine, theirs, strict=True)):
                 copy_plain(mine, theirs)
                 return self
         return super().set_(key, item)
@@ -204,7 +204,7 @@ class ElementTree(LazyOps):
         for target, source in zip(mine, theirs, strict=True):
             if target.is_nested or target.shape != source.shape:
                 return False
-        if not are_plain(mine, theirs) or (not one and _share(mine, theirs[:1])):
+        if not are_plain(zip(mine, theirs, strict=True)) or (not one and _share(mine, theirs[:1])):
             return False
         copy_plain(mine, theirs)
         return True
@@ -256,7 +256,7 @@ class ElementTree(LazyOps):
             keys = facts.keys
             mine += facts.leaves
             theirs += others.leaves
-        if not have_same_shapes(mine, theirs) or not are_plain(mine, theirs):
+        if not have_same_shapes(mine, theirs) or not are_plain(zip(mine, theirs, strict=True)):
             return False
         copy_plain(mine, theirs)
         return True

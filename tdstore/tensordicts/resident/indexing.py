@@ -420,7 +420,7 @@ class IndexedTree(BindingMixin):
         values: ValuePairs = []
         if value._batch_size != new or not self._pair(value, len(batch), len(new) - len(batch), pairs, values):
             return None
-        if pairs and not are_plain(*zip(*pairs, strict=True)):
+        if not are_plain(pairs):
             if any(mine.is_nested or theirs.is_nested for mine, theirs in pairs):
                 return None
             check_copies(pairs)

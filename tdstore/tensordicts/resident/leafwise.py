@@ -81,7 +81,7 @@ class LeafwiseTree(LockedTree):
         theirs = source._tree_facts()
         if theirs is None or theirs.keys != mine.keys or not have_same_shapes(mine.leaves, theirs.leaves):
             return False
-        if not are_plain(mine.leaves, theirs.leaves):
+        if not are_plain(zip(mine.leaves, theirs.leaves, strict=True)):
             return False
         copy_plain(mine.leaves, theirs.leaves)
         return True

@@ -79,19 +79,28 @@ class LockedTree(ResidentTree):
         return self._with_leaves(iter(leaves))
 
     def _leaf_depth(self) -> int:
-        facts = self._tree_facts()
-        return super()._leaf_depth() if facts is None else facts.depth
+        if self._state == LOCKED and (facts := self._tree_facts()) is not None:
+            return facts.depth
+        deepest = -1
+        for value in self._data.values():
+            if type(value) is not Tensor and isinstance(value, Container):
+                below = value._leaf_depth()
+                deepest = max(deepest, below + 1 if below >= 0 else -1)
+            elif deepest < 0:
+                deepest = 0
+        return deepest
 
     @property
     def sorted_keys(self) -> list[str]:
         """First-level keys in alphabetical order."""
-        facts = self._tree_facts()
-        return super().sorted_keys if facts is None else list(facts.sorted_keys)
+        if self._state == LOCKED and (facts := self._tree_facts()) is not None:
+            return list(facts.sorted_keys)
+        return sorted(self._data)
 
     def flatten_keys(
         self, separator: str = ".", inplace: bool = False, is_leaf: Callable[[type], bool] | None = None
     ) -> Self:
-        facts = self._tree_facts()
+        facts = self._tree_facts() if self._state == LOCKED else None
         if facts is None or facts.has_values or inplace or is_leaf is not None or type(separator) is not str:
             return super().flatten_keys(separator, inplace, is_leaf)
         if separator not in facts.flat:

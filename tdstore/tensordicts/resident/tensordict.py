@@ -16,7 +16,7 @@ from torch import Tensor
 from tdstore.container.core.container import Container, EntrySource
 from tdstore.container.core.dim_names import as_names
 from tdstore.container.core.key_views import FirstKeys, IsLeaf, SortedKeys, signature_of
-from tdstore.container.core.locks import READONLY
+from tdstore.container.core.locks import LOCKED, READONLY
 from tdstore.container.core.paths import entry_path, is_key
 from tdstore.container.core.tensorclasses import Typed, unwrap
 from tdstore.container.entries.unbatched import is_batched
@@ -235,7 +235,7 @@ class TensorDict(EntryTree):
         pairs: list[tuple[Tensor, Tensor]] = []
         if type(source) is not TensorDict or self._state & READONLY or not source._data:
             return False
-        if self._copy_alike(source):
+        if self._state == LOCKED and self._copy_alike(source):
             return True
         if not self._pair_existing(source, pairs, False):
             return False
@@ -303,7 +303,7 @@ class TensorDict(EntryTree):
         **kwargs: Any,
     ) -> Self:
         if type(input_dict_or_td) is TensorDict and not kwargs:
-            if keys_to_update is None and self._copy_alike(input_dict_or_td):
+            if self._state == LOCKED and keys_to_update is None and self._copy_alike(input_dict_or_td):
                 return self
             some = input_dict_or_td if keys_to_update is None else self._some_of(input_dict_or_td, keys_to_update)
             pairs = self._pairs(some)
@@ -315,7 +315,7 @@ class TensorDict(EntryTree):
     def _update_in_place(self, source: Any, at: tuple[Any] | None, keys_to_update: Any) -> Self:
         if keys_to_update is None:
             if at is None:
-                if self._copy_alike(source):
+                if self._state == LOCKED and self._copy_alike(source):
                     return self
                 if (pairs := self._pairs(source)) is not None:
                     copy_all(pairs)

@@ -22,18 +22,17 @@ from tdstore.storekit.pages import HOLES, reserve
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
-_DENSE_ONLY = frozenset({torch.strided})
+_DENSE = torch.strided
 _MANY = 3
 """From so many tensors on one call for all is faster."""
 
 
 def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Write tensors into others of the same shape, all or none."""
+    if len(pairs) > 1 and not are_plain(pairs):
+        check_copies(pairs)
     if pairs:
-        mine, theirs = zip(*pairs, strict=True)
-        if len(pairs) > 1 and not are_plain(mine, theirs):
-            check_copies(pairs)
-        copy_plain(mine, theirs)
+        copy_plain(*zip(*pairs, strict=True))
 
 
 def copy_plain(mine: Tensors, theirs: Tensors) -> None:
@@ -48,19 +47,21 @@ def copy_plain(mine: Tensors, theirs: Tensors) -> None:
             target.copy_(source)
 
 
-def are_plain(mine: Tensors, theirs: Tensors) -> bool:
+def are_plain(pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
     """Return whether `mine.copy_(theirs)` cannot fail for pairs of the same shape: dense, of one dtype."""
-    # A list of each attribute: half of the time of a loop that asks each tensor for all of them.
     try:
-        return not (
-            True in [leaf.requires_grad for leaf in mine]
-            or [leaf.dtype for leaf in theirs] != [leaf.dtype for leaf in mine]
-            or not _DENSE_ONLY.issuperset([leaf.layout for leaf in theirs])
-            or True in [leaf.is_meta for leaf in theirs]
-            or False in [leaf.is_contiguous() for leaf in mine]
-        )
+        for mine, theirs in pairs:
+            if (
+                mine.requires_grad
+                or theirs.dtype is not mine.dtype
+                or theirs.layout is not _DENSE
+                or theirs.is_meta
+                or not mine.is_contiguous()
+            ):
+                return False
     except RuntimeError:  # what torch.vmap hands out does not tell
         return False
+    return True
 
 
 def have_same_shapes(mine: Tensors, theirs: Tensors) -> bool:
