@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -38,6 +39,8 @@ _DONTNEED = getattr(mmap, "MADV_DONTNEED", 4)
 _HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux 5.14: the mmap module has no name for it."""
+_ENTRY = 8
+"""Bytes of an entry of `/proc/self/pagemap` (`man 5 proc_pid_pagemap`); its highest bit: the page is mapped."""
 CHUNK = 64 << 10
 """Blocks of sparse files are reserved, and recorded, in pieces of this many bytes."""
 _MANY = 1 << 20
@@ -54,6 +57,9 @@ def _system_call() -> Callable[[int, int, int], int] | None:
 
 
 _madvise = _system_call()
+_mincore = None if _madvise is None else ctypes.CDLL(None).mincore
+if _mincore is not None:
+    _mincore.argtypes, _mincore.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p), ctypes.c_int
 _fstatfs = ctypes.CDLL(None).fstatfs if sys.platform == "linux" else None
 _IN_MEMORY = (0x01021994, 0x858458F6, 0x958458F6)
 """The types of tmpfs, ramfs and hugetlbfs (`man 2 statfs`)."""
@@ -89,6 +95,60 @@ def map_whole_pages(address: int, nbytes: int) -> bool:
         address, nbytes: of memory of this process, all of which will be written.
     """
     return _advise(*_whole(address, nbytes), _POPULATE_WRITE)
+
+
+def are_mapped(address: int, nbytes: int) -> bool:
+    """Check whether the system has mapped all pages of a range for this process, so that none costs a fault.
+
+    False where the system does not say. A page of a file that is mapped may still fault once when it is written to
+    first, for the file system to note that.
+
+    Args:
+        address, nbytes: of memory of this process.
+
+    Example:
+        >>> import torch
+        >>> room = torch.ones(1 << 20, dtype=torch.uint8)
+        >>> are_mapped(room.data_ptr(), room.nbytes) in (True, False)
+        True
+    """
+    first = address // mmap.PAGESIZE
+    count = -(-(address + nbytes) // mmap.PAGESIZE) - first
+    try:
+        entries = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        if not _present(os.pread(entries, _ENTRY, first * _ENTRY)):  # the rest need not be asked for
+            return False
+        return _present(os.pread(entries, count * _ENTRY, first * _ENTRY))
+    except OSError:
+        return False
+    finally:
+        os.close(entries)
+
+
+def map_cached_pages(address: int, nbytes: int) -> bool:
+    """Map all pages of a range for writing, as `map_pages` does, if the system has them in memory.
+
+    Returns:
+        Whether they are mapped now; nothing is read from a disk for that.
+
+    Args:
+        address, nbytes: of memory that is mapped from a file.
+    """
+    start = address - address % mmap.PAGESIZE
+    size = address + nbytes - start
+    if _mincore is None:
+        return False
+    there = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
+    if _mincore(start, size, there) != 0 or not all(byte & 1 for byte in there.raw):
+        return False
+    return map_pages(address, nbytes)
+
+
+def _present(entries: bytes) -> bool:
+    return bool(entries) and min(entries[_ENTRY - 1 :: _ENTRY]) >= 0x80
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -46,6 +46,7 @@ class LeafFile:
         "path",
         "probe",
         "room",
+        "rows_written",
         "shape",
         "sparse",
         "sums",
@@ -91,6 +92,8 @@ class LeafFile:
     """Its file is made with the first bytes, or at the commit."""
     room: bool
     """Whether disk space is reserved then."""
+    rows_written: int
+    """Rows before this one have been written in long runs since the leaf was opened, all or some of them."""
 
     def __init__(self, path: Path, shape: Iterable[int], dtype: torch.dtype, fill: Any, file: FileParts) -> None:
         self.path = path
@@ -104,7 +107,7 @@ class LeafFile:
         self.holes = None
         self.fd = -1
         self.probe = None
-        self.version = self.floor = self.changed = self.offset = 0
+        self.version = self.floor = self.changed = self.offset = self.rows_written = 0
         self.known = EMPTY
         self.elders = []
         self.packed = self.handed = self.grown = self.unsynced = self.sparse = self.unmade = self.room = False

@@ -15,7 +15,7 @@ from tdstore.builtin.memmap.store import open_memmap
 from tdstore.builtin.memmap.tensor import scratch_dir
 from tdstore.errors import OptionError, StoreNotFoundError, UnsupportedError
 from tdstore.lifetime import settle
-from tdstore.storekit import files
+from tdstore.storekit import files, pages
 from tdstore.types import LeafSpec, Read, Write
 from tests.builtin.memmap.support import NEW, OLD, content, header_of, in_child, load, same, save
 
@@ -184,6 +184,7 @@ def test_long_runs_are_written_to_the_file(tmp_path: FsPath, monkeypatch: pytest
     """A run of 512 KiB or more needs no page of the mapping; views show it, and torch counts it as a write."""
     written: list[int] = []
     real = files.write_at
+    monkeypatch.setattr(writing, "are_mapped", lambda address, nbytes: False)  # `product` maps them
     with open_memmap(str(tmp_path / "d"), mode="w", durable="none") as store:
         store.create({("a",): LeafSpec((500, 1000), "float32")})
         store.save_header(header_of({("a",): torch.zeros(1)}))
@@ -199,6 +200,42 @@ def test_long_runs_are_written_to_the_file(tmp_path: FsPath, monkeypatch: pytest
             product.backward()
     with open_memmap(str(tmp_path / "d"), verify="full") as store:
         assert torch.equal(store.view(("a",))[100 : 100 + rows], value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+@pytest.mark.parametrize(("state", "turns"), [("mapped", 1), ("in memory", 2), ("unknown", 4)])
+def test_long_runs_that_are_written_again_are_copied_to_pages(
+    tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, state: str, turns: int
+) -> None:
+    """They go to the file as long as their pages are not mapped, and the first time in any case."""
+    written: list[int] = []
+    real = files.write_at
+    monkeypatch.setattr(files, "write_at", lambda fd, data, at: (written.append(len(data)), real(fd, data, at)))
+    if state != "mapped":
+        monkeypatch.setattr(writing, "are_mapped", lambda address, nbytes: False)
+    if state == "unknown":
+        monkeypatch.setattr(pages, "_mincore", lambda start, size, there: -1)
+    everything = slice(0, 2400, 1)
+    with open_memmap(str(tmp_path / "d"), mode="w", durable="none") as store:
+        store.create({("a",): LeafSpec((500, 2400), dtype)})
+        store.save_header(header_of({("a",): torch.zeros(1)}))
+        view, whole = store.view(("a",)), torch.zeros(500, 2400, dtype=dtype)
+        weight = torch.ones(500, 2400, requires_grad=True)
+        for turn, start in enumerate((0, 250, 0, 100)):
+            product = (view * weight).sum() if dtype is torch.float32 and turn else None
+            value = (torch.rand(2400, 250) * 2).to(dtype).t()  # not contiguous
+            if turn == 3:
+                value = value.conj() if dtype.is_complex else value[:1].expand(250, 2400)
+            written.clear()
+            store.write([Write(("a",), (slice(start, start + 250, 1), everything), value)])
+            whole[start : start + 250] = value
+            assert sum(written) == (value.nbytes if turn < turns else 0)
+            assert torch.equal(view, whole), "which maps all pages"
+            if product is not None:
+                with pytest.raises(RuntimeError, match="inplace operation"):
+                    product.backward()
+    with open_memmap(str(tmp_path / "d"), verify="full") as store:
+        assert torch.equal(store.view(("a",)), whole)
 
 
 @pytest.mark.parametrize("leaves", [2, 40])
