@@ -82,5 +82,8 @@ def test_an_update_killed_at_a_write_is_old_new_or_named(tmp_path: Path, name: s
     for at in sorted({1, 2, 3, calls // 2 + 1, calls}):
         _dataset(1.0).save(path).close()
         killed = _child(path, at)
+        if at == calls and killed.returncode == 0:  # HDF5 has fewer calls where the manifest keeps its length
+            assert int(killed.stdout) < calls
+            continue
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert _state(path, "size") == _state(path, "full")
