@@ -137,6 +137,21 @@ def appends(g: Growth) -> None:
             td.close()
 
 
+def by_neighbours(g: Growth) -> None:
+    """Saving into a folder that holds more and more."""
+    data = {"a": torch.rand(10), "b": torch.rand(10)}
+
+    def save(module: Any, n: int) -> Callable[[], object]:
+        folder = next(g.names)
+        folder.mkdir()
+        for i in range(n):
+            (folder / f"other {i}").touch()
+        td, numbers = module.TensorDict(data, [10]), itertools.count()
+        return lambda: td.memmap(folder / f"new {next(numbers)}")
+
+    g.curve("memmap, save: files beside it", (10, 1_000, 20_000), save, flat=True, io=True)
+
+
 def by_leaves(g: Growth) -> None:
     counts = (1, 10, 100, 1_000)
     g.curve("memory, one row: leaves", counts, lambda m, n: _call(m.TensorDict(leaves_of(n), [4]), lambda td: td[1]))
@@ -199,7 +214,7 @@ def main() -> int:
     bench = Bench("How costs grow, beside the peer")
     with tempfile.TemporaryDirectory(prefix="tdstore-bench-") as folder:
         growth = Growth(bench, Path(folder))
-        for part in (by_rows, by_leaves, by_batch, appends, by_workers):
+        for part in (by_rows, by_leaves, by_batch, by_neighbours, appends, by_workers):
             part(growth)
         status = bench.finish()
         return status or (1 if growth.summary() else 0)

@@ -156,6 +156,30 @@ def memmap_write(s: Stores) -> None:
     s.bench.io("memmap write", name, {**s.each(make), FLOOR: floor}, tidy=lambda: s.clear(root))
 
 
+def memmap_write_again(s: Stores) -> None:
+    """Blocks that go round and round in a dataset that is there, as a replay buffer writes them."""
+    n = 1_024
+    root = s.folder("memmap again")
+    for block in (16, 256):
+        frames = {"frame": torch.randint(0, 256, (block, 84, 84), dtype=torch.uint8)}
+
+        def make(candidate: str, module: Any, block: int = block, frames: Any = frames) -> Callable[[], object]:
+            place = str(root / f"{candidate}{block}")
+            td = module.TensorDict({"frame": torch.zeros(n, 84, 84, dtype=torch.uint8)}, [n]).memmap(place)
+            rows, starts = module.TensorDict(frames, [block]), itertools.cycle(range(0, n, block))
+
+            def write() -> None:
+                start = next(starts)
+                td[start : start + block] = rows
+
+            for _ in range(n // block):
+                write()
+            return write
+
+        s.bench.io("memmap write again", f"{block} frames", s.each(make))
+    s.clear(root)
+
+
 def memmap_save_open(s: Stores) -> None:
     small, large = (128, 1024 * 1024) if s.quick else (1024, 8 * 1024 * 1024)
     many = {str(i): torch.rand(4096) for i in range(small)}
@@ -460,6 +484,7 @@ def main() -> int:
         for part, groups in (
             (memmap_read, ["memmap read"]),
             (memmap_write, ["memmap write"]),
+            (memmap_write_again, ["memmap write again"]),
             (memmap_save_open, ["memmap save", "memmap open"]),
             (h5_read, ["h5 random", "h5 get_at", "h5 slice", "h5 one row"]),
             (h5_fill, ["h5 fill"]),
