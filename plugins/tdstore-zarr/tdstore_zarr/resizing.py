@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tdstore.dtypes import from_numpy
 from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.types import LeafSpec
+from tdstore_zarr.codec.metadata import ArrayMeta
 from tdstore_zarr.layout import chunking
 from tdstore_zarr.layout.grid import strides
 from tdstore_zarr.layout.leaf import Leaf
 from tdstore_zarr.session import Session
 
 BLOCK = 32 << 20
+GROWING = 1 << 20
+"""Bytes of a shard of a leaf that grows by few rows: an append writes the last shard again."""
 
 
 def resize(session: Session, leaf: Leaf, length: int) -> None:
@@ -21,10 +26,13 @@ def resize(session: Session, leaf: Leaf, length: int) -> None:
     old = meta.shape[0]
     if length == old:
         return
-    if length > 2 * meta.chunks[0] and old <= meta.chunks[0] and meta.pipeline is not None:
-        # Chunks were cut to a leaf that was small: of the long one they would be crumbs.
-        _lay_out_anew(session, leaf, length)
-        return
+    few = length > 2 * meta.chunks[0] or meta.chunks[0] < _growing_rows(meta)
+    if few and old <= meta.chunks[0] < length and meta.pipeline is not None:
+        # Chunks were cut to a leaf that was small: a long one would have a file for every few rows.
+        fresh = _layout_of_longer(session, leaf, length)
+        if fresh.chunks[0] > meta.chunks[0]:
+            _lay_out_anew(session, leaf, fresh)
+            return
     if length < old:
         _shrink(session, leaf, length)
     # Objects are numbered with the first dimension outermost: their numbers stay.
@@ -54,18 +62,30 @@ def _shrink(session: Session, leaf: Leaf, length: int) -> None:
         session.write((leaf, (slice(start, end, 1),), value))
 
 
-def _lay_out_anew(session: Session, leaf: Leaf, length: int) -> None:
-    meta, path, node = leaf.meta, leaf.path, leaf.node
+def _growing_rows(meta: ArrayMeta) -> int:
+    return GROWING // max(1, math.prod(meta.shape[1:]) * meta.dtype.itemsize)
+
+
+def _layout_of_longer(session: Session, leaf: Leaf, length: int) -> ArrayMeta:
+    """Return the metadata of a leaf that has begun to grow: chunks as of a long one, by its own options."""
+    meta, path = leaf.meta, leaf.path
     assert meta.pipeline is not None
-    values = session.read_whole(leaf) if leaf.objects or session.buffers else None
+    rows = max(length, _growing_rows(meta))
     compressors = "none" if meta.pipeline.compressor is None else dict(meta.pipeline.compressor)
     spec = LeafSpec(
-        (length, *meta.shape[1:]), meta.dtype, fill_value=leaf.spec.fill_value,
-        compressors=compressors, checksum=meta.pipeline.crc,
+        (rows, *meta.shape[1:]), meta.dtype, fill_value=leaf.spec.fill_value,
+        compressors=compressors, checksum=meta.pipeline.crc, **chunking.asked_of(meta),
     )  # fmt: skip
     columns = leaves_of_values({p: other.spec for p, other in session.document.leaves.items()})
     fresh = chunking.fit(spec, {}, session.url, path, meta.keys, column=path in columns)
-    fresh.fill, fresh.attributes = meta.fill, meta.attributes
+    fresh.shape = (length, *meta.shape[1:])
+    fresh.fill, fresh.attributes, fresh.names = meta.fill, meta.attributes, meta.names
+    return fresh
+
+
+def _lay_out_anew(session: Session, leaf: Leaf, fresh: ArrayMeta) -> None:
+    meta, path, node = leaf.meta, leaf.path, leaf.node
+    values = session.read_whole(leaf) if leaf.objects or session.buffers else None
     session.unlink(path)
     session.names.put(path, node)
     new = Leaf(path, node, fresh)

@@ -18,7 +18,10 @@ from tdstore.types import LeafSpec, Path, path_text
 from tdstore_zarr.codec.codecs import ChunkError, parse_pipeline
 from tdstore_zarr.codec.metadata import DTYPE_ATTRIBUTE, MAX_CHUNK, MAX_INNER, SAFE_CODECS, ArrayMeta
 
-OPTIONS = ("layout", "chunks", "shards", "compressors", "checksum")
+_LAYOUT = ("layout", "chunks", "shards")
+OPTIONS = (*_LAYOUT, "compressors", "checksum")
+LAYOUT_ATTRIBUTE = "tdstore_layout"
+"""Options of a leaf of one chunk, for the day on which it grows."""
 WIDEST = 4 << 20
 LEAST_SHARD, MOST_SHARD, SHARDS = 4 << 20, 64 << 20, 64
 
@@ -50,9 +53,12 @@ def fit(
         raise wrong_value("checksum", checksum, "True or False", where, url)
     shape, itemsize = spec.shape, spec.dtype.itemsize
     data_type = str(numpy_dtype(spec.dtype))
-    attributes = {DTYPE_ATTRIBUTE: dtype_name(spec.dtype)} if is_bit_pattern(spec.dtype) else {}
+    attributes: dict[str, Any] = {DTYPE_ATTRIBUTE: dtype_name(spec.dtype)} if is_bit_pattern(spec.dtype) else {}
     inner = _inner(options.get("chunks"), shape, itemsize, layout, url, where)
     chunks = _shard(options.get("shards"), "chunks" in options, inner, shape, itemsize, url, where)
+    if shape and shape[0] <= chunks[0] and not column:
+        asked = {name: options[name] for name in _LAYOUT if name in options}
+        attributes |= {LAYOUT_ATTRIBUTE: asked} if asked else {}
     codecs = _codecs(options.get("compressors"), data_type, checksum, url, where)
     pipeline = parse_pipeline(codecs)
     meta = ArrayMeta(
@@ -71,6 +77,12 @@ def fit(
             hint="choose other chunks= and shards=",
         )
     return meta
+
+
+def asked_of(meta: ArrayMeta) -> dict[str, Any]:
+    """Return the options for chunks that a leaf was given, which were cut to its length."""
+    asked = meta.attributes.get(LAYOUT_ATTRIBUTE, {})
+    return {name: asked[name] for name in _LAYOUT if name in asked} if isinstance(asked, dict) else {}
 
 
 def _column_options(name: str, spec: LeafSpec, chosen: Mapping[str, Any]) -> dict[str, Any]:
