@@ -19,7 +19,9 @@ MAX_EXTENTS = 1_000_000
 """... up to so many."""
 SMALL_LEAF = 1 << 20
 SMALL_SPARE = 16
-"""A leaf of at most 1 MiB is written anew sooner: that costs no more than the manifest itself."""
+"""A leaf of at most 1 MiB has fewer: reading them costs little."""
+GROWTH = 2
+"""An extent that is at least so many times as large as all behind it stays, so that appends copy a byte seldom."""
 POOR = 4
 """An object is poor when less than a fourth of its bytes is in use."""
 TINY_OBJECT = 256 << 10
@@ -48,7 +50,11 @@ def ranges_to_merge(leaf: Leaf) -> Ints | None:
     if count <= limit:
         return None
     if nbytes <= SMALL_LEAF:
-        return np.array([[int(extents.start[0]), int(extents.stop[-1])]])
+        end = int(extents.stop[-1])
+        stays = extents.stop - extents.start >= GROWTH * (end - extents.stop)
+        stays[-1] = False
+        first = min(int(np.argmin(stays)), limit // 2)
+        return np.array([[int(extents.start[first]), end]])
     row = leaf.row or 1
     window = max(WINDOW, -(-nbytes * SMALL_SPARE // limit) if limit == MAX_EXTENTS else 0)
     window = -(-window // row) * row

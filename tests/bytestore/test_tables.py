@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 
 from tdstore.bytestore import open_objects
 from tdstore.bytestore import tidy as bytestore_tidy
-from tdstore.bytestore.table import NOTHING, Extents, coalesce, locate, overlay, select
+from tdstore.bytestore.table import NOTHING, Extents, Leaf, coalesce, locate, overlay, select
 from tdstore.header import Header
 from tdstore.storekit.documents import NAME
 from tdstore.testing.samples import assign, pick, same, sample, store_indices
@@ -257,6 +257,44 @@ def test_ten_thousand_row_updates_stay_bounded():
     assert store.nbytes_stored() < 5 * live
     store.close()
     assert equal(contents(open_objects(MemoryEngine(engine.bucket))), {("a",): expected, ("small",): small})
+
+
+def test_rows_that_are_appended_one_by_one_are_copied_a_few_times_each():
+    engine = MemoryEngine()
+    rows, wide, narrow = 700, torch.arange(700 * 64).to(torch.uint8).view(-1, 64), torch.arange(700)
+    store = save(engine, {("a",): wide[:10], ("b",): narrow[:10]})
+    lengths, most = [], 0
+    for row in range(10, rows):
+        store.resize({("a",): row + 1, ("b",): row + 1})
+        at = (slice(row, row + 1, 1),)
+        store.write([Write(("a",), at, wide[row : row + 1]), Write(("b",), at, narrow[row : row + 1])])
+        store.save_header(Header())
+        lengths += [len(leaf.extents.start) for leaf in store._view.table.leaves.values()]
+        most = max(most, len(store._view.table.objects))
+    assert max(lengths) <= bytestore_tidy.SMALL_SPARE and most <= bytestore_tidy.SMALL_SPARE + 1
+    # With `keep_old` nothing is removed: what is there is what was put. A row alone is 132 bytes, with its checksums.
+    assert len(engine.bucket.keys()) == 1 + rows - 10
+    assert sum(len(engine.bucket.bytes_of(key)) for key in engine.bucket.keys()) < 6 * 132 * rows
+    store.close()
+    assert equal(contents(open_objects(MemoryEngine(engine.bucket))), {("a",): wide, ("b",): narrow})
+
+
+def test_what_is_merged_of_a_small_leaf_is_its_end():
+    def merged(*sizes):
+        stop = torch.tensor(sizes).cumsum(0).numpy()
+        extents = Extents(stop - sizes, stop, np.arange(len(sizes)), stop * 0)
+        ranges = bytestore_tidy.ranges_to_merge(Leaf(LeafSpec((int(stop[-1]),), "uint8"), extents))
+        return ranges if ranges is None else ranges.tolist()
+
+    ones = (1,) * 13
+    assert merged(100, 20, 7, *ones) is None
+    assert merged(100, 23, 13, 1, *ones) == [[100, 150]]
+    assert merged(100, 24, 13, 1, *ones) == [[0, 151]]
+    assert merged(162, 54, 13, 1, *ones) == [[216, 243]]
+    assert merged(161, 54, 13, 1, *ones) == [[0, 242]]
+    assert merged(*ones, 10, 54, 13, 100) == [[0, 190]]
+    # At most half of the allowed number stays, also where each is large enough.
+    assert merged(*(3**n for n in range(12, 3, -1)), *ones[:8])[0][0] == sum(3**n for n in range(12, 4, -1))
 
 
 def test_a_column_write_does_not_make_an_extent_of_each_element():
