@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import math
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -33,6 +34,8 @@ SUMS_BLOCK = 4096
 MAX_GRAIN = 4 << 20
 MAX_OBJECTS = 1_000_000
 MAX_OBJECT_BYTES = 1 << 42
+RECENT = 64
+"""Retired objects that a commit encodes each time."""
 MAX_ROWS = 4_000_000
 """Pieces, and extents, of one manifest."""
 _TOP = 2**62
@@ -73,6 +76,83 @@ class Retired(msgspec.Struct, frozen=True, array_like=True):
     """Seconds since the epoch."""
     stay: int = -1
     """Seconds after `since` for which it stays; -1: for those that the writer waits which removes it."""
+
+
+class RetiredList(Sequence[Retired]):
+    """Retired objects, newest first. A commit adds few: it neither goes through the others nor encodes them again.
+
+    Args:
+        recent: the newest.
+        rest: the others.
+    """
+
+    __slots__ = ("_due", "_due_by_stay", "_recent", "_rest")
+
+    def __init__(self, recent: tuple[Retired, ...], rest: _Rest) -> None:
+        self._recent = recent
+        self._rest = rest
+        self._due = min([rest.due, *(item.since for item in recent if item.stay < 0)])
+        by_stay = (item.since + item.stay for item in recent if item.stay >= 0)
+        self._due_by_stay = min([rest.due_by_stay, *by_stay])
+
+    @classmethod
+    def of(cls, items: Sequence[Retired]) -> RetiredList:
+        """Build the list, unless it is one."""
+        return items if isinstance(items, RetiredList) else cls((), _rest(items))
+
+    def __len__(self) -> int:
+        return len(self._recent) + len(self._rest.items)
+
+    def __getitem__(self, at: Any) -> Any:
+        return (*self._recent, *self._rest.items)[at]
+
+    def __iter__(self) -> Iterator[Retired]:
+        return itertools.chain(self._recent, self._rest.items)
+
+    def plus(self, new: Iterable[Retired]) -> RetiredList:
+        """Return the list with newer objects before the others."""
+        recent = (*new, *self._recent)
+        if len(recent) <= RECENT:
+            return RetiredList(recent, self._rest)
+        return RetiredList((), _rest((*recent, *self._rest.items)))
+
+    def without(self, names: set[str]) -> RetiredList:
+        """Return the list without objects of these names."""
+        if names.isdisjoint(self._rest.names) and not any(item.name in names for item in self._recent):
+            return self
+        return RetiredList.of([item for item in self if item.name not in names])
+
+    def is_due(self, keep_old: float, moment: int) -> bool:
+        """Check whether the time of an object has come."""
+        return self._due + keep_old <= moment or self._due_by_stay <= moment
+
+    def encodable(self) -> list[Any]:
+        """Return the items for the encoder; older ones are JSON already."""
+        return [*self._recent, self._rest.encoded] if self._rest.items else list(self._recent)
+
+
+class _Rest(msgspec.Struct, frozen=True):
+    """The older items of a `RetiredList`, and what is needed of all of them."""
+
+    items: tuple[Retired, ...]
+    names: frozenset[str]
+    due: float
+    """The first `since` of those that a writer waits for."""
+    due_by_stay: float
+    """The time of the first of the others."""
+    encoded: msgspec.Raw
+    """Their JSON, separated by commas."""
+
+
+def _rest(items: Iterable[Retired]) -> _Rest:
+    found = tuple(items)
+    return _Rest(
+        found,
+        frozenset(item.name for item in found),
+        min((item.since for item in found if item.stay < 0), default=math.inf),
+        min((item.since + item.stay for item in found if item.stay >= 0), default=math.inf),
+        msgspec.Raw(msgspec.json.encode(found)[1:-1]),
+    )
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
@@ -169,7 +249,7 @@ def encode_objects(document: Document, *, url: str) -> bytes:
         pieces=_pack(document.pieces, len(PIECE_COLUMNS)),
         leaves=list(document.leaves),
         extents=_pack(np.stack([start - before, nbytes, piece, offset], 1), len(EXTENT_COLUMNS)),
-        retired=list(document.retired),
+        retired=RetiredList.of(document.retired).encodable(),
         versions=list(document.versions),
         held=list(document.held),
     )

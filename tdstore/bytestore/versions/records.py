@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from tdstore.bytestore.manifest import Document, Held, ObjectRecord, Retired, VersionRecord, version_name
+from tdstore.bytestore.manifest import Document, Held, ObjectRecord, Retired, RetiredList, VersionRecord, version_name
 from tdstore.types import Version
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -35,20 +35,23 @@ def following(
     held = [item for item in before.held if item.name not in used]
     held += [Held(record.name, record.size) for record in gone if record.versioned]
     old = [Retired(record.name, record.size, int(now)) for record in gone if not record.versioned]
-    old += [item for item in before.retired if item.name not in used]
-    retired, expired = split_expired(old, keep_old=keep_old, now=now)
+    retired = RetiredList.of(before.retired).without(used).plus(old)
+    retired, expired = split_expired(retired, keep_old=keep_old, now=now)
     objects = _flagged(document.objects, versioned) if versioned else document.objects
     return msgspec.structs.replace(
         document, objects=objects, versions=before.versions, held=held, retired=retired
     ), expired
 
 
-def split_expired(old: Sequence[Retired], *, keep_old: float, now: float) -> tuple[list[Retired], list[str]]:
+def split_expired(old: Sequence[Retired], *, keep_old: float, now: float) -> tuple[RetiredList, list[str]]:
     """Separate retired objects that stay from the names of those whose time has come."""
     moment = int(now)
+    old = RetiredList.of(old)
+    if not old.is_due(keep_old, moment):
+        return old, []
     stays = [item.since + (item.stay if item.stay >= 0 else keep_old) > moment for item in old]
     unexpired = [item for item, stay in zip(old, stays, strict=True) if stay]
-    return unexpired, [item.name for item, stay in zip(old, stays, strict=True) if not stay]
+    return RetiredList.of(unexpired), [item.name for item, stay in zip(old, stays, strict=True) if not stay]
 
 
 def with_version(document: Document, message: str, *, now: float) -> Document:
