@@ -49,7 +49,7 @@ help:
 	@echo '  make test-cuda     on a machine with a GPU: all tests, and those that need it (ARGS="-m cuda": only these)'
 	@echo 'Others:'
 	@echo '  make demo          play Atari, store it on every backend, check and compare (ARGS=--quick: a small one)'
-	@echo '  make bench         the benchmarks, into bench.json and docs/images: twelve minutes'
+	@echo '  make bench         the benchmarks, into bench.json and docs/images: ten minutes'
 	@echo '  make bench-quick   operations and stores, into bench-quick.json: two minutes'
 	@echo '  make bench-compare BEFORE=a.json AFTER=b.json   what moved between two runs'
 	@echo '  make bench-page RESULTS=bench.json   tables and pictures, into docs/benchmarks.md and docs/images'
