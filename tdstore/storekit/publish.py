@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -17,7 +18,9 @@ from tdstore.storekit.session import own_sessions
 _TEMP = re.compile(r"\..*\.tdstore-[0-9a-f]{16}(-old)?")
 _ENTRIES_A_SAVE = 64
 """How many entries of a folder a save may look at, on average, for what others left."""
-_saves_until_look: dict[tuple[int, int, str], int] = {}
+_LONGEST = 200
+"""Bytes of a target's name that a temporary name has room for, as both may be as long as the file system allows."""
+_saves_until_look: dict[tuple[int, int, re.Pattern[str]], int] = {}
 """By device and inode of a folder, and by what is looked for; not there: look now."""
 
 ForeignFiles = Callable[[int], Sequence[str]]
@@ -61,9 +64,9 @@ class Site:
         self.timeout = timeout
         self.temp = ""
         self.parent = self.root = -1
-        # The name may be as long as the file system allows: ours must fit too.
-        self._short = self.name.encode()[:200].decode(errors="ignore")
-        self._aside = f".{self._short}.tdstore-{'0' * 16}-old"
+        self._prefix = f".{self.name.encode()[:_LONGEST].decode(errors='ignore')}.tdstore-"
+        # Always the same for a target, and of no other one: it need not be looked for.
+        self._aside = f"{self._prefix}{hashlib.blake2b(os.fsencode(self.name), digest_size=8).hexdigest()}-old"
         self._foreign = foreign
         self._first = tuple(first)
         self._kind = kind
@@ -185,6 +188,7 @@ class Site:
         swapped: Callable[[], None],
     ) -> bool:
         """Put the built folder in the place of the target; return False if the target changed during the wait."""
+        self._undo_swap(self._aside, self.name)
         old = self.check(replace=replace)
         take_mode(self.root, self.name, self.parent)
         if old < 0:
@@ -248,26 +252,32 @@ class Site:
 
     # -- beginning -------------------------------------------------------------------------
     def _make_temp(self) -> None:
-        name = f".{self._short}.tdstore-{secrets.token_hex(8)}"
+        name = self._prefix + secrets.token_hex(8)
         files.make_dir(name, self.parent)
         self.temp = name
         self.root = os.open(name, files.SAFE_DIR, dir_fd=self.parent)
         files.try_lock(self.root, exclusive=True)
 
     def _sweep(self) -> None:
-        names = leftovers(self.parent, _TEMP)
-        if self._aside not in names and _is_there(self._aside, self.parent):
-            names.append(self._aside)
-        for name in names:
+        self._undo_swap(self._aside, self.name)
+        for name in leftovers(self.parent, _TEMP):
             original = name[1 : name.rindex(".tdstore-")]
-            if name.endswith("-old") and not _is_there(original, self.parent):
-                # An exchange by plain renames was interrupted: this is the only copy of the old folder.
-                files.rename(name, self.parent, original, self.parent)
-            else:
+            if not name.endswith("-old"):
                 sweep_dead(name, self.parent, self._first)
+            elif len(original.encode()) <= _LONGEST - 4:  # a longer one may be cut: the save at its target finds it
+                self._undo_swap(name, original)
+
+    def _undo_swap(self, aside: str, target: str) -> None:
+        """Put the old folder of an interrupted swap by plain renames back; or remove it, if the new one is there."""
+        if not _is_folder(aside, self.parent):
+            return
+        if os.path.lexists(os.path.join(os.path.dirname(self.path), target)):
+            sweep_dead(aside, self.parent, self._first)
+        else:  # it is the only copy
+            files.rename(aside, self.parent, target, self.parent)
 
 
-def leftovers(folder: int, pattern: re.Pattern[str], what: str = "") -> list[str]:
+def leftovers(folder: int, pattern: re.Pattern[str]) -> list[str]:
     """Return names in a folder as killed processes leave them; none of them where it is not yet time to look again.
 
     A look takes as long as the folder has entries. A process looks before its first save there, and afterwards so
@@ -275,14 +285,12 @@ def leftovers(folder: int, pattern: re.Pattern[str], what: str = "") -> list[str
 
     Args:
         folder: a descriptor of the folder.
-        pattern: matches such names.
-        what: tells apart patterns that change from one save to the next; default: the pattern does.
+        pattern: matches such names; the same one at each save.
     """
     info = os.fstat(folder)
-    key = info.st_dev, info.st_ino, what or pattern.pattern
-    left = _saves_until_look.pop(key, 0)
-    if left:
-        _saves_until_look[key] = left - 1
+    key = info.st_dev, info.st_ino, pattern
+    if wait := _saves_until_look.pop(key, 0):
+        _saves_until_look[key] = wait - 1
         return []
     names = os.listdir(folder)
     if wait := len(names) // _ENTRIES_A_SAVE:
@@ -292,12 +300,11 @@ def leftovers(folder: int, pattern: re.Pattern[str], what: str = "") -> list[str
     return [name for name in names if pattern.fullmatch(name)]
 
 
-def _is_there(name: str, parent: int) -> bool:
+def _is_folder(name: str, parent: int) -> bool:
     try:
-        os.stat(name, dir_fd=parent, follow_symlinks=False)
+        return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
     except FileNotFoundError:
         return False
-    return True
 
 
 def take_mode(fd: int, name: str, parent: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,16 @@ SUFFIXES[".h5"] = (".y.h5.tdstore-{:012x}", False)  # of another dataset
 
 def save(place: Path, value: int = 1, **options: object) -> None:
     TensorDict({"a": torch.full((3,), value)}, [3]).save(place, **options).close()
+
+
+class Killed(BaseException):
+    """The end of a process between two renames."""
+
+
+def interrupt(rename: Callable[..., None], old: str, new: str, **folders: int) -> None:
+    rename(old, new, **folders)
+    if new.endswith("-old"):
+        raise Killed
 
 
 def fill(folder: Path, many: int) -> None:
@@ -72,19 +82,10 @@ def test_a_swap_that_was_interrupted_is_undone_by_the_next_save_there(tmp_path, 
     fill(tmp_path, many)
     save(place, 1)
 
-    class Killed(BaseException):
-        pass
-
     rename = os.rename
-
-    def killed(old: str, new: str, **folders: int) -> None:
-        rename(old, new, **folders)
-        if new.endswith("-old"):
-            raise Killed
-
     with monkeypatch.context() as patched:
         patched.setattr(files, "_renameat2", None)
-        patched.setattr(files.os, "rename", killed)
+        patched.setattr(files.os, "rename", lambda old, new, **folders: interrupt(rename, old, new, **folders))
         with pytest.raises(Killed):
             save(place, 2)
     assert not place.exists()
@@ -99,8 +100,35 @@ def test_a_swap_whose_remains_are_there_is_no_hindrance(tmp_path, monkeypatch):
     place = tmp_path / "x"
     monkeypatch.setattr(files, "_renameat2", None)
     save(place, 1)
-    (tmp_path / f".x.tdstore-{0:016x}-old").mkdir()
+    (tmp_path / f".x.tdstore-{7:016x}-old").mkdir()
     save(place, 2)
     with tdstore.open(place) as found:
         assert found["a"].tolist() == [2, 2, 2]
     assert os.listdir(tmp_path) == ["x"]
+
+
+def test_targets_whose_long_names_begin_alike_are_not_taken_for_each_other(tmp_path, monkeypatch):
+    """A temporary name has no room for all of a long name, and says by a checksum which one it is of."""
+    first, second = tmp_path / ("x" * 220 + "1"), tmp_path / ("x" * 220 + "2")
+    save(first, 1)
+    rename = os.rename
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "_renameat2", None)
+        patched.setattr(files.os, "rename", lambda old, new, **folders: interrupt(rename, old, new, **folders))
+        with pytest.raises(Killed):
+            save(first, 2)
+    assert not first.exists()
+    save(second, 3, mode="x")
+    with tdstore.open(second) as found:
+        assert found["a"].tolist() == [3, 3, 3]
+    with pytest.raises(errors.StoreExistsError):
+        save(first, 4, mode="x")
+    with tdstore.open(first) as found:
+        assert found["a"].tolist() == [1, 1, 1]
+
+
+def test_a_file_of_another_program_is_no_old_folder(tmp_path):
+    other = tmp_path / f".y.tdstore-{7:016x}-old"
+    other.write_text("mine")
+    save(tmp_path / "x")
+    assert sorted(os.listdir(tmp_path)) == [other.name, "x"]

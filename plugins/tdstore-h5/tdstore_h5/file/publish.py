@@ -15,6 +15,8 @@ from tdstore.storekit.publish import leftovers
 from tdstore_h5.file.handle import Handle, open_plain, own_writers
 from tdstore_h5.file.journal import journal_path, unlink_journal
 
+_TEMP = re.compile(r"\..*\.tdstore-[0-9a-f]{12}")
+
 
 @contextmanager
 def folder_lock(path: str, url: str, timeout: float, locking: bool | None) -> Iterator[int]:
@@ -41,7 +43,7 @@ def new_file(path: str, url: str, *, timeout: float, locking: bool | None) -> Ha
     with files.io_errors(url, "making its folder"):
         made = files.make_parents(folder)
     with folder_lock(path, url, timeout, locking) as parent:
-        sweep(folder, parent, re.escape(prefix) if locking is False else r"\..*\.tdstore-")
+        sweep(folder, parent, prefix if locking is False else "")
         temp = os.path.join(folder, prefix + secrets.token_hex(6))
         try:
             fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -133,13 +135,15 @@ def _link(temp: str, path: str, url: str) -> None:
 
 
 def sweep(folder: str, parent: int, prefix: str) -> None:
-    """Remove temporary files whose writer has ended. The caller holds the folder's lock, or names its own files only.
+    """Remove temporary files whose writer has ended.
 
     Args:
-        folder, parent: the folder, and a descriptor of it.
-        prefix: a pattern of the beginnings of their names.
+        folder, parent: the folder, and a descriptor of it. The caller holds its lock, or names its own files only.
+        prefix: what their names begin with.
     """
-    for name in leftovers(parent, re.compile(prefix + "[0-9a-f]{12}"), "h5"):
+    for name in leftovers(parent, _TEMP):
+        if not name.startswith(prefix):
+            continue
         temp = os.path.join(folder, name)
         try:
             fd = os.open(temp, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
