@@ -26,8 +26,8 @@ def resize(session: Session, leaf: Leaf, length: int) -> None:
     old = meta.shape[0]
     if length == old:
         return
-    few = length > 2 * meta.chunks[0] or meta.chunks[0] < _growing_rows(meta)
-    if few and old <= meta.chunks[0] < length and meta.pipeline is not None:
+    short = length > 2 * meta.chunks[0] or meta.chunks[0] < _growing_rows(meta)
+    if short and old <= meta.chunks[0] < length and meta.pipeline is not None:
         # Chunks were cut to a leaf that was small: a long one would have a file for every few rows.
         fresh = _layout_of_longer(session, leaf, length)
         if fresh.chunks[0] > meta.chunks[0]:
@@ -63,6 +63,7 @@ def _shrink(session: Session, leaf: Leaf, length: int) -> None:
 
 
 def _growing_rows(meta: ArrayMeta) -> int:
+    """Return the rows of a shard of a leaf that grows by few rows."""
     return GROWING // max(1, math.prod(meta.shape[1:]) * meta.dtype.itemsize)
 
 
@@ -74,7 +75,7 @@ def _layout_of_longer(session: Session, leaf: Leaf, length: int) -> ArrayMeta:
     compressors = "none" if meta.pipeline.compressor is None else dict(meta.pipeline.compressor)
     spec = LeafSpec(
         (rows, *meta.shape[1:]), meta.dtype, fill_value=leaf.spec.fill_value,
-        compressors=compressors, checksum=meta.pipeline.crc, **chunking.asked_of(meta),
+        compressors=compressors, checksum=meta.pipeline.crc, **chunking.uncut_options(meta),
     )  # fmt: skip
     columns = leaves_of_values({p: other.spec for p, other in session.document.leaves.items()})
     fresh = chunking.fit(spec, {}, session.url, path, meta.keys, column=path in columns)

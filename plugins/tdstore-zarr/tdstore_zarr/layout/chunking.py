@@ -21,7 +21,7 @@ from tdstore_zarr.codec.metadata import DTYPE_ATTRIBUTE, MAX_CHUNK, MAX_INNER, S
 _LAYOUT = ("layout", "chunks", "shards")
 OPTIONS = (*_LAYOUT, "compressors", "checksum")
 LAYOUT_ATTRIBUTE = "tdstore_layout"
-"""Options of a leaf of one chunk, for the day on which it grows."""
+"""Attribute of a leaf of one chunk: its options for chunks, which were cut to its length. They count when it grows."""
 WIDEST = 4 << 20
 LEAST_SHARD, MOST_SHARD, SHARDS = 4 << 20, 64 << 20, 64
 
@@ -57,8 +57,8 @@ def fit(
     inner = _inner(options.get("chunks"), shape, itemsize, layout, url, where)
     chunks = _shard(options.get("shards"), "chunks" in options, inner, shape, itemsize, url, where)
     if shape and shape[0] <= chunks[0] and not column:
-        asked = {name: options[name] for name in _LAYOUT if name in options}
-        attributes |= {LAYOUT_ATTRIBUTE: asked} if asked else {}
+        uncut = {name: options[name] for name in _LAYOUT if name in options}
+        attributes |= {LAYOUT_ATTRIBUTE: uncut} if uncut else {}
     codecs = _codecs(options.get("compressors"), data_type, checksum, url, where)
     pipeline = parse_pipeline(codecs)
     meta = ArrayMeta(
@@ -79,10 +79,10 @@ def fit(
     return meta
 
 
-def asked_of(meta: ArrayMeta) -> dict[str, Any]:
-    """Return the options for chunks that a leaf was given, which were cut to its length."""
-    asked = meta.attributes.get(LAYOUT_ATTRIBUTE, {})
-    return {name: asked[name] for name in _LAYOUT if name in asked} if isinstance(asked, dict) else {}
+def uncut_options(meta: ArrayMeta) -> dict[str, Any]:
+    """Return the options for chunks that the caller gave for a leaf, before they were cut to its length."""
+    found = meta.attributes.get(LAYOUT_ATTRIBUTE, {})
+    return {name: found[name] for name in _LAYOUT if name in found} if isinstance(found, dict) else {}
 
 
 def _column_options(name: str, spec: LeafSpec, chosen: Mapping[str, Any]) -> dict[str, Any]:
