@@ -149,18 +149,25 @@ class TdzLeaves(MappedStore[LeafEntry]):
         if leaf.building:
             window = Window(self._open.new, leaf.start, stop, shared=True)
         else:
-            for window in self._windows:
-                if window.start <= leaf.start and stop <= window.stop:
-                    break
-            else:
-                # Private: writes stay in this process until a commit rewrites the archive.
-                window = Window(self._open.fd, 0, self._end, shared=False)
-                self._windows.append(window)
+            window = self._window_over(leaf.start, stop) or self._private_window()
         found = window.tensor(leaf.start, leaf.shape, leaf.dtype)
         if leaf.building:
             self._windows.append(window)
             self._guard_holes(leaf, window, found)
         return found
+
+    def _window_over(self, start: int, stop: int) -> Window | None:
+        """Return the window that has a range of the file."""
+        for window in self._windows:
+            if window.start <= start and stop <= window.stop:
+                return window
+        return None
+
+    def _private_window(self) -> Window:
+        """Map the published archive: writes stay in this process until a commit rewrites it."""
+        window = Window(self._open.fd, 0, self._end, shared=False)
+        self._windows.append(window)
+        return window
 
     def _unpacked(self, leaf: LeafEntry) -> Tensor:
         """Return the bytes of the entry of packed leaves, unpacked once."""

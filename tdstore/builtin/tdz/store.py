@@ -247,8 +247,7 @@ class TdzStore(TdzLeaves):
         """Return the window that the tensor of a leaf lies in; None where it is a copy."""
         if leaf.start % leaf.dtype.itemsize:
             return None
-        stop = leaf.start + leaf.nbytes
-        return next((w for w in self._windows if w.start <= leaf.start and stop <= w.stop), None)
+        return self._window_over(leaf.start, leaf.start + leaf.nbytes)
 
     def _ranges_to_compare(self, leaf: LeafEntry) -> list[tuple[int, int]]:
         """Return the ranges of the file outside of which a leaf has the same bytes in memory."""
