@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 import tdstore
-from tdstore import NonTensorStack, TensorDict, lazy_stack
+from tdstore import NonTensorStack, TensorDict, TensorDictBase, lazy_stack
+from tdstore.container.methods.update_source import UPDATE_OPTIONS
 from tdstore.convert.checkpoints import state_dict as state_dicts
 from tdstore.errors import BatchSizeError, LockedError, OutOfRangeError, StateDictError
 
@@ -542,3 +544,8 @@ def test_values_of_a_stack_are_those_of_all_elements() -> None:
     for td in (small, large):
         array = td.to_struct_array()
         assert array.shape == td.batch_size and np.array_equal(array["n"]["b"], td["n", "b"].numpy())
+
+
+def test_the_options_of_update_are_those_of_its_signature():
+    by_name = [p.name for p in inspect.signature(TensorDictBase.update).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    assert set(by_name) == UPDATE_OPTIONS

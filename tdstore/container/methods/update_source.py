@@ -43,6 +43,10 @@ def unequal_batches(mine: Any, theirs: Any) -> list[tuple[Any, Any]]:
     return pairs
 
 
+UPDATE_OPTIONS = frozenset({"non_blocking", "keys_to_update", "is_leaf", "update_batch_size", "ignore_lock"})
+"""What `update` takes by name beside entries, `clone` and `inplace`."""
+
+
 def source_of(mapping: Any, kwargs: Mapping[str, Any]) -> Container | Mapping[Any, Any]:
     """Return the source of the entries of `update(mapping, **kwargs)`: the mapping itself if there are no kwargs."""
     if not kwargs:

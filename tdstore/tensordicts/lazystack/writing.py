@@ -18,7 +18,7 @@ from tdstore.container.core.paths import entry_path
 from tdstore.container.core.primitives import EntrySource
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.methods.access import NO_DEFAULT
-from tdstore.container.methods.update_source import check_may_resize, pairs_of, source_of
+from tdstore.container.methods.update_source import UPDATE_OPTIONS, check_may_resize, pairs_of, source_of
 from tdstore.container.storage.change_plan import Changes, together
 from tdstore.container.storage.growth import Growth, check_owner, step_of
 from tdstore.container.storage.open_and_save import over
@@ -327,8 +327,7 @@ class LazyWrites(LazyTree):
     def update(
         self, input_dict_or_td: EntrySource | None = None, clone: bool = False, inplace: bool = False, **kwargs: Any
     ) -> Self:
-        names = ("non_blocking", "keys_to_update", "is_leaf", "update_batch_size", "ignore_lock")
-        options = {name: kwargs.pop(name) for name in names if name in kwargs}
+        options = {name: kwargs.pop(name) for name in UPDATE_OPTIONS & kwargs.keys()}
         source = source_of(input_dict_or_td, kwargs)
         if source is self:
             return self

@@ -22,6 +22,7 @@ from tdstore.container.core.tensorclasses import Typed, unwrap
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.methods.access import AS_SET, NO_DEFAULT, AccessMixin
 from tdstore.container.methods.apply import starts_with
+from tdstore.container.methods.update_source import UPDATE_OPTIONS
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import ArgumentKindError, InvalidArgumentError, KeyNotFoundError
 from tdstore.index.shapes import as_size
@@ -211,7 +212,7 @@ class TensorDict(EntryTree):
     ) -> Self:
         source = input_dict_or_td
         if kwargs:
-            if source is None and _UPDATE_OPTIONS.isdisjoint(kwargs):
+            if source is None and UPDATE_OPTIONS.isdisjoint(kwargs):
                 source = kwargs
             else:
                 some = kwargs.keys() == {"keys_to_update"}
@@ -554,7 +555,6 @@ Container._resident_class = NonTensor._container = TensorDict
 ForkingPickler.register(TensorDict, TensorDict._to_process)
 _NO_BATCH = torch.Size(())
 _CPU = torch.device("cpu")
-_UPDATE_OPTIONS = frozenset({"non_blocking", "keys_to_update", "is_leaf", "update_batch_size", "ignore_lock"})
 
 
 class _LeafKeys(list[Any]):
