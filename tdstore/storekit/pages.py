@@ -131,18 +131,18 @@ def are_mapped(address: int, nbytes: int) -> bool:
 def map_cached_pages(address: int, nbytes: int) -> bool:
     """Map all pages of a range for writing, as `map_pages` does, if the system has them in memory.
 
-    Returns:
-        Whether they are mapped now; nothing is read from a disk for that.
-
     Args:
         address, nbytes: of memory that is mapped from a file.
+
+    Returns:
+        Whether they are mapped now; nothing is read from a disk for that.
     """
     start = address - address % mmap.PAGESIZE
     size = address + nbytes - start
     if _mincore is None:
         return False
     there = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
-    if _mincore(start, size, there) != 0 or not all(byte & 1 for byte in there.raw):
+    if _mincore(start, size, there) != 0 or 0 in there.raw:
         return False
     return map_pages(address, nbytes)
 
