@@ -4,18 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+T = TypeVar("T")
 _level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
 is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", is_compiling)  # torch 2.6 has none
 
 _mode: Callable[[Any], Any] = torch._C._get_dispatch_mode
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
+
+
+class _TracedProperty(property):
+    def __set__(self, instance: Any, value: Any) -> None:
+        assert self.fset is not None, "properties that cannot be set stay as they are"
+        self.fset(instance, value)
+
+
+def traced_setters(cls: type[T]) -> type[T]:
+    """Let torch 2.11 trace the setters of the properties of a class: it knows those that are written in Python.
+
+    Those of `property` it calls when a compiled program has ended, on objects that have no attributes yet.
+    """
+    for name, value in list(vars(cls).items()):
+        if type(value) is property and value.fset is not None:
+            setattr(cls, name, _TracedProperty(value.fget, value.fset, value.fdel, value.__doc__))
+    return cls
 
 
 def traced() -> bool:
@@ -35,9 +53,15 @@ def fake_mode() -> bool:
     return _mode(_FAKE) is not None
 
 
-class _Mapping:
-    depth = 0
-    """The depth of nested `torch.vmap` calls in the code that torch.compile traces, which cannot ask torch."""
+class _Depth:
+    """A number that code which torch 2.11 traces may change: a global one breaks the graph, as does one of a class."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+_depth = _Depth()
+"""The depth of nested `torch.vmap` calls in the code that torch.compile traces, which cannot ask torch."""
 
 
 class mapping:  # noqa: N801  # read as a word: `with mapping():`
@@ -45,11 +69,11 @@ class mapping:  # noqa: N801  # read as a word: `with mapping():`
 
     def __enter__(self) -> None:
         if is_dynamo_compiling():
-            _Mapping.depth += 1
+            _depth.value += 1
 
     def __exit__(self, *error: object) -> None:
         if is_dynamo_compiling():
-            _Mapping.depth -= 1
+            _depth.value -= 1
 
 
 def mapped() -> bool:
@@ -57,7 +81,7 @@ def mapped() -> bool:
     kernels.
     """
     if is_dynamo_compiling():
-        return _Mapping.depth > 0
+        return _depth.value > 0
     return _level() is not None
 
 

@@ -21,7 +21,7 @@ def _dims(dims: Any, n: int) -> tuple[int, ...]:
     return tuple(as_dim(d, n) for d in (dims if isinstance(dims, (tuple, list)) else (dims,)))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Padding:
     """Padding that enlarges the batch dimensions of a tensor, or crops them."""
 

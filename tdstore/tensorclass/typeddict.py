@@ -108,7 +108,7 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
             **kwargs: Any,
         ) -> None:
             cls = type(self)
-            if unknown := kwargs.keys() - cls._field_names:
+            if unknown := [name for name in kwargs if name not in cls._field_names]:
                 raise InvalidTypeError(f"{cls.__name__}() has no field {', '.join(map(repr, sorted(unknown)))}")
             if source is not None and not isinstance(source, (Mapping, Container)):
                 raise InvalidTypeError(

@@ -30,6 +30,7 @@ from tdstore.dtypes import torch_ready
 from tdstore.errors import BatchSizeError, InvalidArgumentError, InvalidStateError, KeyNotFoundError, ReadOnlyError
 from tdstore.header import Group
 from tdstore.index.shapes import as_dim, as_size
+from tdstore.index.tracing import traced_setters
 from tdstore.ops.arithmetic import ArithmeticOps
 from tdstore.ops.cast import CastOps
 from tdstore.ops.extremes import ExtremeOps
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from tdstore.tensordicts.resident.tensordict import TensorDict
 
 
+@traced_setters
 class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, NamesMixin, LockMixin, Primitives):
     """The state of a container, and what follows from the primitives at once; `TensorDictBase` adds the methods."""
 

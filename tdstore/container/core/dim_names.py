@@ -6,6 +6,7 @@ from types import EllipsisType
 from typing import Any, Self
 
 from tdstore.errors import InvalidArgumentError, InvalidStateError
+from tdstore.index.tracing import traced_setters
 from tdstore.ops.base import OpsBase
 from tdstore.types import Names, NamesLike
 
@@ -53,6 +54,7 @@ def names_moved(names: Names, td: Any, ndim: int, new: int) -> Names:
     return extend_names(names, new) if names is None or own is None else names + own[ndim:]
 
 
+@traced_setters
 class NamesMixin(OpsBase):
     """`names`, `refine_names`, `rename`, `rename_`."""
 

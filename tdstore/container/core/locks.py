@@ -10,6 +10,7 @@ import weakref
 from typing import Any, Self
 
 from tdstore.errors import LockedError
+from tdstore.index.tracing import traced_setters
 
 LOCKED = 1
 BOUND = 2
@@ -31,6 +32,7 @@ READONLY = 4
 _MANY = 16
 
 
+@traced_setters
 class LockMixin:
     """`lock_`, `unlock_`, `is_locked`."""
 

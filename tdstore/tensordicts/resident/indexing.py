@@ -530,7 +530,7 @@ def _basic_shape(terms: tuple[Any, ...], batch: torch.Size) -> tuple[tuple[Any, 
             if term is _ALL or term == _ALL:
                 sizes.append(size)
             else:
-                start, stop, step = term.indices(size)
+                start, stop, step = bounds_of(term, size) if is_compiling() else term.indices(size)
                 if step <= 0:
                     return None
                 sizes.append(max(0, -(-(stop - start) // step)))

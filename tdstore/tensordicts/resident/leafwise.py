@@ -208,7 +208,7 @@ def run_in_place(
         parts: for each operand a list with one part per leaf, or what fits all.
     """
     in_place = fn if isinstance(fn, InPlace) else None
-    plain = bool(parts) and not traced() and alike(leaves, parts, in_place is None or in_place.numbers)
+    plain = not traced() and len(parts) > 0 and alike(leaves, parts, in_place is None or in_place.numbers)
     if not plain:
         for part in parts:
             if isinstance(part, list) and isinstance(part[0], Tensor):
