@@ -151,6 +151,7 @@ class CachedTable(Table):
     """
 
     durable = True
+    on_cpu = True
 
     def __init__(self, stored: StoredTable, limit: int) -> None:
         super().__init__(stored.columns, stored.capacity, stored.inner)

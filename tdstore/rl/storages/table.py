@@ -153,6 +153,8 @@ class Table(ABC):
 
     durable = False
     """Whether rows outlive this process, so that what is overwritten is saved first."""
+    on_cpu = False
+    """Whether a write takes tensors of the CPU only."""
     by_request = False
     """Whether each write is a request to a store, not a write in memory."""
     publish: Callable[[], None] | None = None
@@ -241,6 +243,8 @@ class ArrayTable(Table):
     All work is numpy's on the memory of the tensors: a write of one row is a copy of a few bytes, for which torch takes
     several times as long, and a gather of rows is one copy per row.
     """
+
+    on_cpu = True
 
     def __init__(
         self,

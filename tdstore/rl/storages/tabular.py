@@ -223,7 +223,6 @@ class TabularStorage(Storage):
         structure = self._structure
         columns = structure.take(data, lenient=self._lenient)
         single = len(lead) < self.ndim
-        on_cpu = isinstance(table, ArrayTable)
         if isinstance(table, ArrayTable):
             if self._shapes[0] != lead:
                 self._shapes = (lead, self._tails if single else [(lead[0], *tail) for tail in self._tails])
@@ -241,7 +240,7 @@ class TabularStorage(Storage):
             value = columns[i] = fitting(value, column, tail if single else (lead[0], *tail), lenient=self._lenient)
             if value.requires_grad:
                 columns[i] = value.detach()
-            if on_cpu and not value.is_cpu:
+            if table.on_cpu and not value.is_cpu:
                 columns[i] = value.detach().cpu()
         if single and (not isinstance(table, ArrayTable) or isinstance(table, LiveTable)):
             columns = [None if value is None else value.unsqueeze(0) for value in columns]

@@ -154,6 +154,7 @@ def _done_key(step: Any) -> str:
 def _discounted(now: Any, later: Any, ended: Any, gamma: float) -> Any:
     """Add the discounted later reward to the present one, unless the episode ended; a TensorDict has one per agent."""
     if isinstance(now, Tensor):
+        later = later.to(now.device)  # steps of a checkpoint are on the CPU
         return now + gamma * torch.where(_mask(ended, now), torch.zeros_like(later), later)
     return _by_entry(lambda mask, a, b: _discounted(a, b, mask, gamma), ended, now, later)
 
@@ -161,7 +162,7 @@ def _discounted(now: Any, later: Any, ended: Any, gamma: float) -> Any:
 def _chosen(ended: Any, now: Any, later: Any) -> Any:
     """Select the present entry where the episode ended, else the later one; a TensorDict has one per agent."""
     if isinstance(now, Tensor):
-        return torch.where(_mask(ended, now), now, later)
+        return torch.where(_mask(ended, now), now, later.to(now.device))
     if isinstance(now, tdstore.TensorDictBase):
         return _by_entry(_chosen, ended, now, later)
     stop = _mask(ended, torch.empty(len(later), device="cpu")).tolist()  # values that are not tensors, one for each row
