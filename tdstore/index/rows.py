@@ -37,11 +37,12 @@ ONE_THREAD = 8192
 """Up to this many elements torch writes rows in the order given; of more, threads may write some at once."""
 _PARALLEL_ROWS = 4096
 """Up to this many rows `leaf[rows] = value` keeps the order given too."""
-_COPIED = frozenset(
+COPIED_DTYPES = frozenset(
     getattr(torch, name)
     for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 )
-NUMPY_DTYPES = _COPIED - {torch.bfloat16}
+"""Dtypes that all copies of torch know; others are copied as their bits."""
+NUMPY_DTYPES = COPIED_DTYPES - {torch.bfloat16}
 """Dtypes of torch that numpy has too."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NO_KERNELS = frozenset(
@@ -251,7 +252,7 @@ def put_rows(
         if rows.device != leaf.device:
             rows, positions = _last_rows_on(leaf.device, rows, len(leaf), {} if by_device is None else by_device)
         _assign(leaf, rows, value if positions is None else at_rows(value, positions))
-    elif on_cpu and dtype in _COPIED and value.numel() <= ONE_THREAD:
+    elif on_cpu and dtype in COPIED_DTYPES and value.numel() <= ONE_THREAD:
         leaf.index_copy_(0, rows, value)  # in order, at half the cost
     elif len(rows) > _PARALLEL_ROWS:
         scatter(leaf, (rows,), value)

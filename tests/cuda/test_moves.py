@@ -301,3 +301,13 @@ def test_nested_tensors_there(layout: Any) -> None:
     found = made["x"] if isinstance(made, tdstore.TensorDictBase) else made
     assert found.device == GPU
     assert [t.tolist() for t in found.unbind()] == [t.tolist() for t in parts]
+
+
+def test_small_leaves_come_back_in_memory_of_their_own() -> None:
+    leaves = {str(i): torch.randn(i, 3) for i in range(6)}  # one is empty
+    td = TensorDict({**leaves, "flags": torch.tensor([True, False]), "n": torch.full((3,), 65535, dtype=torch.uint16)})
+    back = td.to("cuda").cpu()
+    for key, leaf in back.items():
+        assert torch.equal(leaf.view(torch.uint8), td[key].view(torch.uint8)) if leaf.numel() else leaf.shape == (0, 3)
+        assert not leaf.is_pinned()
+        assert leaf.untyped_storage().nbytes() == leaf.nbytes

@@ -15,8 +15,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from tdstore.index.rows import as_bits, has_bits
+from tdstore.index.rows import COPIED_DTYPES, as_bits, has_bits
 from tdstore.index.tracing import traced
 from tdstore.io.blocks import in_blocks, padded
 from tdstore.storekit.pages import empty
@@ -206,6 +207,8 @@ def move(leaves: Sequence[Tensor], device: torch.device, *, non_blocking: bool =
         device: the target.
         non_blocking: whether to return before the copies have ended; what the current stream does next waits for them.
     """
+    if traced():  # torch.compile breaks its graph at `is_conj`
+        return [leaf.to(device, non_blocking=non_blocking) for leaf in leaves]
     moved = {at: leaf for at, leaf in enumerate(leaves) if leaf.device == device}
     if device.type == "cuda":
         moved |= _sent(leaves, device, non_blocking)
@@ -213,7 +216,7 @@ def move(leaves: Sequence[Tensor], device: torch.device, *, non_blocking: bool =
         for source in {leaf.device for leaf in leaves if leaf.is_cuda}:
             moved |= _fetched(leaves, source)
     rest = [at for at in range(len(leaves)) if at not in moved]
-    one_wait = device.type == "cuda" and not non_blocking and len(rest) > 1 and not traced()
+    one_wait = device.type == "cuda" and not non_blocking and len(rest) > 1
     for at in rest:
         moved[at] = leaves[at].to(device, non_blocking=non_blocking or one_wait)
     if one_wait:  # and not one for each leaf
@@ -239,7 +242,7 @@ def _fetched(leaves: Sequence[Tensor], source: torch.device) -> dict[int, Tensor
     """Copy the large tensors of a CUDA device to the CPU in blocks, and several small ones together; by number."""
     there = [at for at, leaf in enumerate(leaves) if leaf.device == source and is_plain(leaf)]
     large = [at for at in there if leaves[at].nbytes >= STAGED_BYTES]
-    small = [at for at in there if leaves[at].nbytes < STAGED_BYTES and has_bits(leaves[at].dtype)]
+    small = [at for at in there if 0 < leaves[at].nbytes < STAGED_BYTES and has_bits(leaves[at].dtype)]
     stream = cuda_copy_stream(source, non_blocking=False) if large or len(small) >= FEW else None
     if stream is None:
         return {}
@@ -320,7 +323,7 @@ def fetch_together(leaves: Sequence[Tensor], to_cpu: Callable[[Tensor], Tensor])
     """Copy small contiguous tensors into memory of their own on the CPU: one transfer for many of a dtype.
 
     Args:
-        leaves: tensors of one device, of which no gradients are recorded now.
+        leaves: tensors of one device, none of them empty, of which no gradients are recorded now.
         to_cpu: copies a flat tensor to the CPU, and waits for it.
     """
     groups: dict[torch.dtype, list[int]] = {}
@@ -328,13 +331,13 @@ def fetch_together(leaves: Sequence[Tensor], to_cpu: Callable[[Tensor], Tensor])
         groups.setdefault(leaf.dtype, []).append(at)
     made: dict[int, Tensor] = {}
     for dtype, group in groups.items():
+        plain = dtype in COPIED_DTYPES
         for part in in_blocks(((at, leaves[at].nbytes) for at in group), BLOCK_BYTES):
-            joined = to_cpu(torch.cat([as_bits(leaves[at].reshape(-1)) for at in part])).numpy()
-            stop = 0
-            for at in part:
-                start, stop = stop, stop + leaves[at].numel()
-                own = joined[start:stop].reshape(leaves[at].shape).copy()
-                made[at] = torch.from_numpy(own).view(dtype)
+            found = [leaves[at] if plain else as_bits(leaves[at]) for at in part]
+            # One call each, where a loop would make some for each leaf.
+            views = _unflatten_dense_tensors(to_cpu(_flatten_dense_tensors(found)), found)
+            own = [view.clone() for view in views]
+            made |= zip(part, own if plain else [bits.view(dtype) for bits in own], strict=True)
     return [made[at] for at in range(len(leaves))]
 
 
