@@ -32,7 +32,7 @@ def fresh() -> Iterator[None]:
 def arguments(program: Callable[..., Any]) -> list[Any]:
     """A fresh TensorDict and the tensors that the program has for defaults."""
     first, *others = inspect.signature(program).parameters.values()
-    return [sample(), *(p.default for p in others)]
+    return [sample(), *(p.default.to(torch.get_default_device()) for p in others)]
 
 
 def compiled(program: Callable[..., Any], backend: str = "eager") -> Callable[..., Any]:

@@ -42,6 +42,7 @@ _TEXT = "compares texts, in which the device is"
 _ITSELF = "tests what the tests are made of"
 # Files and tests among these that do not, by the start of their names, and why.
 EXCEPT: dict[str, str] = {
+    "tests/compile/test_programs.py::test_leaves_that_live_elsewhere": _STORED,
     "tests/compile/test_programs.py::test_a_dataset_that_is_stored": _STORED,
     "tests/compile/test_programs.py::test_negative_rows": _LOST,
     "tests/container/functions/test_functions.py": _STORED,
@@ -81,9 +82,11 @@ EXCEPT: dict[str, str] = {
     "tests/rl/transitions/test_transition.py::test_to_torch_tensor": _NUMPY,
     "tests/rl/trees/test_forest.py": _STORED,
     "tests/rl/trees/test_tree.py::test_the_same_tree": _STORED,
+    "tests/tensorclass/test_compile.py": "has tensors that are made when it is imported, on the CPU",
     "tests/tensorclass/test_declare.py::test_repr": _TEXT,
     "tests/tensorclass/test_stored.py": _STORED,
     "tests/tensorclass/test_typing.py": "no code runs",
+    "tests/torch_integration/test_without_values.py::test_shared_memory": "every process may use memory of a GPU",
 }
 
 

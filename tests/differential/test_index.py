@@ -48,7 +48,7 @@ for sample, s in SAMPLES.items():
         writes(f"{sample}[{text}] = 1", write(sample, text, lambda M, part: 1))
 
 for sample, texts in {
-    "nested": ["0", "1:3", "[0, 2]", "mask(1)", "mask(2)", ":, 0", "...", "None", "0, 1", "tensor([[0, 1], [2, 0]])"],
+    "nested": ["0", "1:3", "[0, 2]", "mask(1)", "mask(2)", ":, 0", "...", "None", "0, 1", "tensor([[0, 1], [2, 3]])"],
     "named": ["0", "1:3", "[0, 2]"],
     "deep_batch": ["0", "1:3", "[2, 0]", "mask(1)", "..."],
     "on_cpu": ["0", "1:3", "[2, 0]"],

@@ -159,7 +159,12 @@ DOCUMENTED = [
     Documented("`tensordictparams` has `map`", "densify|from_any", "params"),
     # -- on a GPU
     Documented("hdf5 and zarr keep the device of what was saved", "h5|zarr", "cuda", "device|cuda:0"),
-    Documented("`from_consolidated(path)` maps the file, on the cpu", "from_consolidated", "cuda", "device|cuda:0"),
+    Documented(
+        "`from_consolidated(path)` maps the file, on the cpu",
+        "from_consolidated",
+        "cuda",
+        r"device|cuda:0|\['keys'\]|tensorclass",
+    ),
     Documented("leaves on a gpu stay there without `device=`", r"consolidate\(\)", "no device on cuda", "cuda:0"),
     Documented("`share_memory_()` of a lazy stack on a gpu", "share_memory_", "lazy on cuda", "locked"),
     Documented("`device` is none, and `numpy()` returns", r"format\(td|str\(td", "text on cuda"),

@@ -92,6 +92,8 @@ def _run(call: str, place: str, side: Side) -> dict[str, Any]:
             first, last = parts(call)
             exec(first, names)
             found.append(eval(last, names))
+            if place in ON_CUDA:
+                torch.cuda.synchronize()  # copies with `non_blocking` have ended
             return found[0]
 
         result = outcome(made, forgive=side.is_peer)
