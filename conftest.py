@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import multiprocessing
 import multiprocessing.util
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -26,6 +28,8 @@ from tests import lacking, pages, servers, tiers
 from tests.cuda import mode
 
 T = TypeVar("T")
+MEMORY = "/dev/shm"
+AMPLE = 4 << 30
 _folders = itertools.count()
 spawnv_passfds = multiprocessing.util.spawnv_passfds
 
@@ -151,17 +155,25 @@ def shared_samples() -> Iterator[None]:
 
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """For the modules that sync a lot (`IN_MEMORY = True`) a folder in memory, where that costs nothing.
+    """A folder in memory: making, syncing and removing small files there is what half of the system's time went to.
 
-    For others one that is numbered by a count: pytest lists all folders that there are for the next number.
+    It is on the disk for modules and classes that say `ON_DISK = True`, which is for what a file system of the disk
+    may do otherwise: the kit once for each backend, page caches, holes, numbers of files that are used again.
     """
-    if getattr(request.module, "IN_MEMORY", None) is True and os.path.isdir("/dev/shm"):
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+    if is_memory_ample() and not getattr(request.cls, "ON_DISK", getattr(request.module, "ON_DISK", False)):
+        with tempfile.TemporaryDirectory(prefix="tdstore-test-", dir=MEMORY) as folder:
             yield Path(folder)
         return
+    # Numbered by a count: pytest lists all folders that there are for the next number.
     path = tmp_path_factory.getbasetemp() / f"{re.sub(r'[^a-zA-Z0-9_]', '_', request.node.name)[:30]}{next(_folders)}"
     path.mkdir(mode=0o700)
     yield path
+
+
+@functools.cache
+def is_memory_ample() -> bool:
+    """Check whether a file system in memory has room for the files of tests, beside what shared memory takes."""
+    return os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > AMPLE
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import torch
 from tdstore.index.rows import gather
 from tdstore.storekit.pages import copy_rows, drop_whole_pages, empty, map_pages, map_whole_pages
 
+ON_DISK = True  # pages of the page cache
 PAGES = 256
 
 

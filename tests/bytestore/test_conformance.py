@@ -15,6 +15,7 @@ _count = itertools.count()
 
 
 class TestLocal(StoreTests):
+    ON_DISK = True
     open = staticmethod(open_local)
     caps = ByteStore.caps
 

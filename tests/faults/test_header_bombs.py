@@ -24,6 +24,7 @@ from .fault_media import (
     with_header,
 )
 
+ON_DISK = True  # files with large holes
 MEMORY = 1 << 30
 """What a child may take beside what it starts with."""
 

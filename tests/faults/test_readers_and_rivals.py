@@ -15,6 +15,7 @@ from tdstore.errors import StoreBusyError, StoreError, StoreExistsError
 
 from .fault_media import MEDIA, ended, in_child, location_of, start
 
+ON_DISK = True  # numbers of files are used again
 FILES = ("memmap", "h5")
 
 

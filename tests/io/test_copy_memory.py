@@ -16,6 +16,7 @@ import torch
 import tdstore
 from tdstore import LeafSpec, TensorDict
 
+ON_DISK = True  # a file in memory would count as the memory of the process
 MIB = 1 << 20
 BLOCK = 8 * MIB
 ALLOWED = 12 * BLOCK

@@ -28,8 +28,6 @@ from tdstore.storekit import files
 from tdstore.testing.crash import deaths, die_at
 from tests.data_loading.places import LOCAL, SERVERS, numbered, stored
 
-IN_MEMORY = True
-
 
 @pytest.mark.parametrize("kind", LOCAL + SERVERS)
 def test_the_life_of_a_place(kind: str, request: Any) -> None:

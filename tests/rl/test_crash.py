@@ -22,7 +22,6 @@ from tdstore.testing.crash import small_disk
 from tdstore.testing.processes.deaths import StoredFiles, at_steps, copies
 from tests.rl.places import kinds, maker
 
-IN_MEMORY = True
 CAPACITY = 40
 
 

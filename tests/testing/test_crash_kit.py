@@ -28,8 +28,6 @@ from tdstore.testing.processes.syscalls import needs_strace, traced, unsynced
 from tdstore.testing.setup import save as save_leaves
 from tests.testing import wrong_bytestore, wrong_files, wrong_modes
 
-IN_MEMORY = True
-
 
 class Memmap(CrashTests):
     open = staticmethod(open_memmap)

@@ -15,6 +15,7 @@ CAPS = Cap.WRITE | PARTS | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ | C
 
 
 class TestH5(StoreTests):
+    ON_DISK = True
     backend = "h5"
     caps = CAPS
     options = {"durable": "none"}

@@ -20,8 +20,6 @@ from tdstore.testing import CrashTests
 from tdstore.testing.crash import in_child
 from tdstore.types import LeafSpec, Read, Write
 
-IN_MEMORY = True
-
 
 class TestCrash(CrashTests):
     durable = {"durable": "commit"}

@@ -24,7 +24,6 @@ from tdstore.storekit.checksums import BLOCK, crc32c
 from tdstore.storekit.documents import seal
 from tdstore.types import Read, Write
 
-IN_MEMORY = True
 ROWS = 2000
 LAYOUTS: dict[str, dict[str, Any]] = {
     "contiguous": {},

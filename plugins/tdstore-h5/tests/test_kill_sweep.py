@@ -18,7 +18,6 @@ from tdstore.errors import DirtyStoreError
 from tdstore.testing.crash import die
 from tdstore.testing.processes.deaths import StoredFiles, copies
 
-IN_MEMORY = True
 STEP = 4
 """Of the moments at which the files are looked at, every so-many-th."""
 ROWS = 64

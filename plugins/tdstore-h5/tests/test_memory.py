@@ -20,6 +20,7 @@ from tdstore.errors import CorruptStoreError, StoreIOError
 from tdstore.header import Group, Header
 from tdstore.types import LeafSpec, Read, Write
 
+ON_DISK = True  # a limit of memory
 MIB = 1 << 20
 CHUNK = 40 * MIB
 """What is freed of this size goes back to the system."""

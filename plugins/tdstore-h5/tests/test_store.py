@@ -32,7 +32,6 @@ from tdstore.header import Header
 from tdstore.testing.processes.warm import python
 from tdstore.types import LeafSpec, Read, Write
 
-IN_MEMORY = True
 X = ("x",)
 
 

@@ -11,6 +11,7 @@ from tdstore.testing import StoreTests
 
 
 class TestIcechunk(StoreTests):
+    ON_DISK = True
     backend = "icechunk"
     caps = IcechunkStore.caps
     max_examples = 5

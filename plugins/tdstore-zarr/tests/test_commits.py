@@ -23,8 +23,6 @@ from tdstore.errors import StoreBusyError, StoreIOError
 from tdstore.types import LeafSpec, Mode, Read, Write
 from tests import scripts
 
-IN_MEMORY = True
-
 
 class Medium:
     """A place that stores are opened at, and what lies there."""

@@ -22,6 +22,7 @@ CAPS = ZarrStore.caps
 
 
 class TestZarr(StoreTests):
+    ON_DISK = True
     backend = "zarr"
     caps = CAPS
     options = {"durable": "none"}

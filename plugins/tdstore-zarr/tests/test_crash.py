@@ -25,7 +25,6 @@ from tdstore.testing.processes.syscalls import needs_strace, traced
 from tdstore.types import LeafSpec, Write
 from tests import scripts
 
-IN_MEMORY = True
 LAYOUTS: dict[str, dict[str, Any]] = {"plain": {"chunks": 40, "checksum": False}, "shards": {"chunks": 8, "shards": 32}}
 
 

@@ -23,6 +23,7 @@ CAPS = (
 
 
 class TestMemmap(StoreTests):
+    ON_DISK = True
     backend = "memmap"
     caps = CAPS
 

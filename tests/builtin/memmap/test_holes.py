@@ -19,6 +19,7 @@ from tdstore.storekit import pages
 from tdstore.storekit.pages import HOLES, Holes, reserve
 from tests.builtin.memmap.support import in_child, small_disk
 
+ON_DISK = True  # where a read of a hole takes no page
 ROWS, WIDTH = 4096, 512  # 8 MiB of float32, on a disk of 4
 
 

@@ -19,6 +19,8 @@ from tdstore.storekit import files, pages
 from tdstore.types import LeafSpec, Read, Write
 from tests.builtin.memmap.support import NEW, OLD, content, header_of, in_child, load, same, save
 
+ON_DISK = True  # pages of the page cache
+
 
 @pytest.mark.parametrize(
     "location", ["s3://bucket/x", "http://x/y", "simplecache::s3://b", "memmap://s3://b", "", "a\0b"]

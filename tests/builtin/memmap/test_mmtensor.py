@@ -16,6 +16,8 @@ from tdstore.builtin.memmap.tensor import MemoryMappedTensor as MMT
 from tdstore.errors import CorruptStoreError, StoreExistsError, StoreNotFoundError
 from tests.builtin.memmap.support import OLD, load, save
 
+ON_DISK = True  # pages of the page cache
+
 
 def test_operations_give_plain_tensors(tmp_path: FsPath) -> None:
     t = MMT.from_tensor(torch.arange(4.0), filename=tmp_path / "x")

@@ -13,6 +13,7 @@ import torch
 import tdstore
 from tdstore import TensorDict
 
+ON_DISK = True  # in memory a write through a map leaves the time of a file
 MEMORY = Path("/dev/shm")
 
 

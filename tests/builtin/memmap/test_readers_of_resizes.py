@@ -14,6 +14,8 @@ import tdstore
 from tdstore import TensorDict
 from tdstore.errors import CorruptStoreError
 
+ON_DISK = True  # numbers of files are used again
+
 
 @pytest.mark.parametrize("pack", [False, True])
 def test_readers_while_a_writer_resizes(tmp_path: FsPath, pack: bool) -> None:

@@ -15,6 +15,8 @@ from tdstore import TensorDict
 from tdstore.builtin.memmap.store import MemmapStore
 from tdstore.errors import StoreBusyError
 
+ON_DISK = True  # numbers of files are used again
+
 
 def numbers(start: int, stop: int) -> TensorDict:
     ids = torch.arange(start, stop)

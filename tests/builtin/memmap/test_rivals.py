@@ -20,6 +20,8 @@ from tdstore.lifetime import settle
 from tdstore.types import LeafSpec, Read, Write
 from tests.builtin.memmap.support import NEW, OLD, content, header_of, in_child, load, remains, same, save
 
+ON_DISK = True  # numbers of files are used again
+
 
 def start(body: Callable[[], object]) -> int:
     pid = os.fork()

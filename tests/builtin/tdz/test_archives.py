@@ -25,6 +25,7 @@ from tdstore.errors import (
     UnsupportedError,
 )
 
+ON_DISK = True  # files with large holes
 METHODS = ["stored", "deflate", "bzip2", "lzma"]
 
 

@@ -7,6 +7,7 @@ from tdstore.testing import StoreTests
 
 
 class TestTdz(StoreTests):
+    ON_DISK = True
     backend = "tdz"
     caps = (
         Cap.WRITE

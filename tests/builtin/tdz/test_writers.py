@@ -25,6 +25,8 @@ from tdstore.testing.crash import CrashTests, in_child, killed_after, small_disk
 from tdstore.testing.processes import warm
 from tdstore.types import LeafSpec, Write
 
+ON_DISK = True  # numbers of files are used again
+
 
 class TestTdzCrashes(CrashTests):
     open = staticmethod(open_tdz)

@@ -27,7 +27,6 @@ from tdstore import TensorDict
 from tdstore.errors import StoreError, TDStoreError
 
 ROWS = 40
-IN_MEMORY = True
 
 
 def entries() -> TensorDict:

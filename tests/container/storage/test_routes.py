@@ -20,6 +20,7 @@ import torch
 import tdstore
 from tdstore import TensorDict, lifetime
 
+ON_DISK = True  # opening a file asks what file system it is on
 FOLDERS = tuple(str(Path(module.__file__).parent) for module in (tdstore, tdstore_h5, tdstore_zarr))
 ROWS = torch.tensor([3, 7, 11, 50])
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+ON_DISK = True  # the data is large
 LIMIT = 16 << 20
 BLOCK = 1 << 20
 GROWING = {"memmap": LIMIT, "h5": LIMIT + 3 * (8 << 20), "zarr": LIMIT}
