@@ -40,8 +40,20 @@ os.chdir(_job["cwd"])
 os.environ.clear()
 os.environ.update(_job["env"])
 sys.argv[1:] = _job["argv"]
+if _job["warnings"] != "error":
+    import warnings
+    sys.warnoptions[:] = [_job["warnings"]]  # what multiprocessing starts has them too
+    warnings.simplefilter(_job["warnings"])
+    del warnings
 _code = compile(_job["code"], "<string>", "exec")
 del _line, _job, _pid
+exec(_code)
+"""
+_FILE = """
+__file__ = {path!r}
+with open(__file__) as _file:
+    _code = compile(_file.read(), __file__, "exec")
+del _file
 exec(_code)
 """
 
@@ -53,6 +65,8 @@ class Script:
     pid: int
     status: int | None = None
     """Its exit status, or minus the signal that ended it, when it has ended."""
+    output: str = ""
+    """What it wrote to its standard output, when it has ended."""
     errors: str = ""
     """What it wrote to its standard error, when it has ended."""
 
@@ -68,13 +82,14 @@ def _server() -> subprocess.Popen[str]:
 
 
 @contextmanager
-def started(code: str, *arguments: object, output: Path | None = None) -> Iterator[Script]:
+def started(code: str, *arguments: object, output: Path | None = None, warnings: str = "error") -> Iterator[Script]:
     """Start a script as `python -W error -c CODE ARGUMENT...` would, in an empty folder; leaving it waits for the end.
 
     Args:
         code: of the script.
         arguments: of the script.
         output: what its standard output is written to, a pipe for example.
+        warnings: what becomes of them.
     """
     server = _server()
     assert server.stdin is not None
@@ -83,12 +98,17 @@ def started(code: str, *arguments: object, output: Path | None = None) -> Iterat
         errors, work = Path(folder, "errors"), Path(folder, "work")
         work.mkdir()
         errors.touch()
-        if output is None:
-            output = Path(folder, "output")
-            output.touch()
+        kept = Path(folder, "output")
+        kept.touch()
         argv = [str(argument) for argument in arguments]
-        job = {"code": code, "argv": argv, "cwd": str(work), "output": str(output), "errors": str(errors)}
-        job["env"] = dict(os.environ)
+        job: dict[str, object] = {
+            "code": code,
+            "argv": argv,
+            "cwd": str(work),
+            "output": str(output or kept),
+            "errors": str(errors),
+        }
+        job |= {"env": dict(os.environ), "warnings": warnings}
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
         script = Script(int(server.stdout.readline()))
@@ -100,11 +120,16 @@ def started(code: str, *arguments: object, output: Path | None = None) -> Iterat
             raise
         finally:
             script.status = int(server.stdout.readline())
-            script.errors = errors.read_text()
+            script.output, script.errors = kept.read_text(), errors.read_text()
 
 
-def run(code: str, *arguments: object) -> Script:
+def run(code: str, *arguments: object, warnings: str = "error") -> Script:
     """Run a script, and wait for its end."""
-    with started(code, *arguments) as script:
+    with started(code, *arguments, warnings=warnings) as script:
         pass
     return script
+
+
+def run_file(path: Path, *arguments: object, warnings: str = "error") -> Script:
+    """Run a file as `python -W error FILE ARGUMENT...` would; processes of multiprocessing can import it."""
+    return run(_FILE.format(path=str(path)), *arguments, warnings=warnings)

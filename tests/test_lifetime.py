@@ -18,6 +18,7 @@ import tdstore
 from tdstore import lifetime
 from tdstore.lifetime import Ending
 from tdstore.testing.processes import warm
+from tests import scripts
 
 
 class Owner:
@@ -208,7 +209,8 @@ if __name__ == "__main__":
         process.start()
         process.join()
 """)
-    subprocess.run([sys.executable, str(program)], check=True, timeout=120)
+    done = scripts.run_file(program, warnings="ignore")
+    assert (done.status, done.errors) == (0, "")
     assert (tmp_path / "done").read_text() == "fork spawn forkserver "
 
 

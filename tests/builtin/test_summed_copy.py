@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ from tdstore.builtin import summedcopy
 from tdstore.builtin.summedcopy import copy_summed, is_aligned
 from tdstore.storekit import pages
 from tdstore.storekit.checksums import crcs_of
+from tests import scripts
 
 KIB = 1 << 10
 
@@ -49,8 +48,8 @@ tdstore.TensorDict({{"x": torch.ones(5000, 1000)}}, [5000]).save({str(tmp_path /
 opened = tdstore.open({str(tmp_path / "d")!r})
 atexit.register(lambda: print(int(opened.read()["x"].sum())))
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (ended.stdout, ended.stderr, ended.returncode) == ("5000000\n", "", 0)
+    ended = scripts.run(code)
+    assert (ended.output, ended.errors, ended.status) == ("5000000\n", "", 0)
 
 
 def test_memory_that_is_not_aligned_is_told() -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import random
-import subprocess
-import sys
+import signal
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path as FsPath
 from typing import Any
 
 import pytest
 import torch
-from remotehelp import ROOT, name, sample
+from remotehelp import name, sample
 
 import tdstore
 from tdstore import TensorDict
 from tdstore.errors import ConflictError, StoreExistsError
+from tests import scripts
 from tests.servers import FaultProxy, S3Server
 
 SAVER = """
@@ -54,16 +59,20 @@ def number_of(where: str, options: dict[str, Any]) -> int:
     return int(values[0])
 
 
-def saver(options: dict[str, Any], where: str, start: int, code: str = SAVER) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code, repr(options), where, str(start)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
+@contextmanager
+def saving(options: dict[str, Any], where: str, start: int, code: str = SAVER) -> Iterator[None]:
+    """A process that saves again and again, and is killed when the block ends, wherever it is then."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = FsPath(folder, "output")
+        os.mkfifo(output)
+        more = {"output": output, "warnings": "ignore"}
+        with scripts.started(code, repr(options), where, start, **more) as script, output.open() as printed:
+            assert printed.readline() == "ready\n"
+            try:
+                yield
+            finally:
+                os.kill(script.pid, signal.SIGKILL)
+    assert script.status == -signal.SIGKILL, script.errors
 
 
 def test_killed_saves_leave_old_or_new(rgw: S3Server) -> None:
@@ -71,12 +80,8 @@ def test_killed_saves_leave_old_or_new(rgw: S3Server) -> None:
     numbered(0).save(where, storage_options=options)
     last = 0
     for attempt in range(6):
-        process = saver(options, where, last + 1)
-        time.sleep(0.05 + random.random() * 0.25)
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        with saving(options, where, last + 1):
+            time.sleep(0.05 + random.random() * 0.25)
         now = number_of(where, options)
         assert now >= last, f"attempt {attempt} lost a save that had been there"
         last = now
@@ -87,12 +92,8 @@ def test_killed_updates_of_rows_leave_old_or_new(rgw: S3Server) -> None:
     numbered(0).save(where, storage_options=options)
     last = 0
     for _ in range(4):
-        process = saver(options, where, last + 1, UPDATER)
-        time.sleep(0.1 + random.random() * 0.3)
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        with saving(options, where, last + 1, UPDATER):
+            time.sleep(0.1 + random.random() * 0.3)
         with tdstore.open(where, storage_options=options) as td:
             found = td.to_tensordict()
         changed = torch.arange(200) % 7 == 0
@@ -125,18 +126,12 @@ def test_a_stale_manifest_is_an_older_generation_and_loses_the_race(rgw: S3Serve
 def test_readers_see_one_generation(rgw: S3Server) -> None:
     where, options = f"{rgw.url}/{name()}", rgw.fsspec_options
     numbered(0).save(where, storage_options=options)
-    process = saver(options, where, 1)
-    try:
+    with saving(options, where, 1):
         seen = [number_of(where, options) for _ in range(25)]
         with tdstore.open(where, storage_options=options) as td:
             first = td[0]["n", "b"].item()
             time.sleep(0.5)
             assert td[199]["n", "b"].item() == first, "a reader keeps the generation that it opened"
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
     assert seen == sorted(seen)
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path as FsPath
 from typing import Any
 
 import pytest
 import torch
-from remotehelp import ROOT, name
+from remotehelp import name
 
 import tdstore
 from tdstore import TensorDict
 from tdstore.errors import UnsupportedError
+from tests import scripts
 from tests.servers import S3Server
 
 SCRIPT = """
@@ -58,16 +56,9 @@ def end(tmp_path: FsPath, where: str, options: dict[str, Any], how: str) -> str:
     TensorDict({"a": torch.zeros(6, 3)}, [6]).save(where, **options).close()
     program = tmp_path / "program.py"
     program.write_text(SCRIPT.format(options=options, where=where, end=ENDS[how]))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(program)],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-        check=False,
-    )
-    assert done.returncode == (how == "exception"), done.stderr
-    return done.stderr
+    done = scripts.run_file(program, warnings="ignore")
+    assert done.status == (how == "exception"), done.errors
+    return done.errors
 
 
 @pytest.mark.slow
@@ -109,5 +100,5 @@ class Owner: pass
 owner = Owner()
 lifetime.Ending(owner, lambda: print(loop.run(asyncio.sleep(0, "commits"))), "a place")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
-    assert done.stdout.split("\n") == ["commits", "waits True", ""], done.stderr
+    done = scripts.run(program, warnings="ignore")
+    assert (done.status, done.output.split("\n")) == (0, ["commits", "waits True", ""]), done.errors

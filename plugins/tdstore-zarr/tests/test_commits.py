@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path as FsPath
@@ -451,8 +449,8 @@ threading.Thread(target=work, args=sys.argv[1:]).start()
 def test_rows_of_a_spawned_process_are_committed_when_it_ends(tmp_path: FsPath) -> None:
     place, script = tmp_path / "x.zarr", tmp_path / "script.py"
     script.write_text(SPAWNED)
-    done = subprocess.run([sys.executable, script, place], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = scripts.run_file(script, place)
+    assert (done.status, done.output, done.errors) == (0, "", "")
     with tdstore.open(place) as td:
         assert td["a"][:].tolist() == [0] * 3 + [5] * 4 + [0] * 13
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import shutil
-import subprocess
-import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
@@ -106,10 +104,9 @@ def test_children_keep_rows(tmp_path: FsPath, start: str) -> None:
     main.write_text(CHILD)
     if start == "fork":
         done = scripts.run(CHILD, start, *paths)
-        assert (done.status, done.errors) == (0, "")
     else:
-        child = subprocess.run([sys.executable, main, start, *paths], capture_output=True, text=True, timeout=120)
-        assert (child.returncode, child.stderr) == (0, "")
+        done = scripts.run_file(main, start, *paths)
+    assert (done.status, done.errors) == (0, "")
     assert all(map(is_whole, paths))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests import scripts
 
 PROGRAM = """
 import gc, multiprocessing, shutil, tempfile
@@ -39,5 +38,5 @@ if __name__ == "__main__":
 def test_a_removed_folder_is_silent(tmp_path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = scripts.run_file(script)
+    assert (done.status, done.errors) == (0, "")

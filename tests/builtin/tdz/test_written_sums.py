@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
 from pathlib import Path as FsPath
 
@@ -19,6 +17,7 @@ from tdstore.header import Group, Header
 from tdstore.storekit import files
 from tdstore.storekit.checksums import BLOCK, Summer, sums_of_memory
 from tdstore.types import LeafSpec, StoreIndex, Write
+from tests import scripts
 
 ROWS, WIDTH = 70, 25_000
 VALUE = torch.arange(ROWS * WIDTH, dtype=torch.float32).view(ROWS, WIDTH)  # 7 MB: more than one block
@@ -206,8 +205,8 @@ import atexit, torch, tdstore
 td = tdstore.TensorDict({{"x": torch.ones(5000, 1000)}}, [5000])
 atexit.register(lambda: td.save({str(tmp_path / "d.tdz")!r}).close())
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (ended.stdout, ended.stderr, ended.returncode) == ("", "", 0)
+    ended = scripts.run(code)
+    assert (ended.output, ended.errors, ended.status) == ("", "", 0)
     assert tdstore.verify(tmp_path / "d.tdz") == []
 
 
