@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests import programs
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -74,7 +75,7 @@ def test_each_script_of_the_suite_is_there(suite: ModuleType) -> None:
 
 def test_the_calls_for_a_gpu_run_on_tiny_data(tmp_path: Path) -> None:
     """So that the minutes on a GPU machine are not spent on a blunder in the script."""
-    command = [sys.executable, FOLDER / "gpu.py", "--cpu", "--alone", "--json", tmp_path / "gpu.json"]
+    command = programs.command(FOLDER / "gpu.py", "--cpu", "--alone", "--json", tmp_path / "gpu.json")
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
@@ -96,9 +97,8 @@ def test_the_calls_for_a_gpu_run_on_tiny_data(tmp_path: Path) -> None:
         if "error" in figures
     }
     assert errors == {}
-    table = subprocess.run(
-        [sys.executable, FOLDER / "gpu_table.py", tmp_path / "gpu.json"], capture_output=True, text=True, check=True
-    ).stdout
+    command = programs.command(FOLDER / "gpu_table.py", tmp_path / "gpu.json")
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for row in (
         "| memory to the device |",
         "| objects in a folder to the device |",
@@ -111,7 +111,7 @@ def test_the_calls_for_a_gpu_run_on_tiny_data(tmp_path: Path) -> None:
 def test_the_calls_of_all_methods_run(tmp_path: Path) -> None:
     """On one shape of each kind of container: what tensordict can do, tdstore does as well."""
     shapes = ("7 leaves", "tensorclass", "lazy stack")
-    command = [sys.executable, FOLDER / "methods.py", "--once", "--json", tmp_path / "methods.json"]
+    command = programs.command(FOLDER / "methods.py", "--once", "--json", tmp_path / "methods.json")
     command += [part for shape in shapes for part in ("--shape", shape)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,6 +13,7 @@ import torch
 
 import tdstore
 from tdstore import TensorDict
+from tests import programs
 
 DEMO = Path(__file__).parents[2] / "examples" / "atari_demo"
 SEEDS = range(2)
@@ -76,7 +77,9 @@ def changed(how: str) -> TensorDict:
 
 @pytest.mark.slow
 def test_quick_demo(tmp_path: Path) -> None:
-    command = [sys.executable, str(DEMO), "--quick", "--dir", str(tmp_path)]
+    command = programs.command(
+        DEMO, "--quick", "--dir", tmp_path, interpreter=programs.make_interpreter(tmp_path)
+    )  # its readers too are programs of their own
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = {line.split("  ")[0].strip(): line for line in done.stdout.splitlines()}
@@ -135,7 +138,8 @@ def test_a_difference_is_a_fault_across_processes(demo: ModuleType, tmp_path: Pa
     assert "block of rows 0 differs" in row.fault
 
 
-def test_a_reader_that_fails_is_a_fault(demo: ModuleType, tmp_path: Path) -> None:
+def test_a_reader_that_fails_is_a_fault(demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", programs.make_interpreter(tmp_path))
     row = demo.Row(demo.Place("memmap", str(tmp_path / "nothing-here")))
     demo.read_elsewhere(row, SEEDS)
     assert "exit code 1" in row.fault

@@ -151,11 +151,12 @@ def run(
     return printed
 
 
-# Instead of the environment's python. Its kits start as forks of one that has imported torch and pytest, which takes
-# two seconds for each of seven, and then for what they start.
+# Instead of the environment's python. Its kits and programs start as forks of one that has imported torch and pytest,
+# which takes two seconds for each of eleven, and then for what they start.
 PYTHON = """#!/bin/sh
 case "$1 $2" in
-    "-m pytest" | "-m tdstore.testing") exec {warm} "$@" ;;
+    "-m pytest" | "-m tdstore.testing" | "-c "*) exec {warm} "$@" ;;
+    "- ") exec {warm} -c "$(cat)" ;;
 esac
 exec {python} "$@"
 """
@@ -180,6 +181,7 @@ def shell(tmp_path: Path) -> Iterator[dict[str, str]]:
         "PIP_NO_BUILD_ISOLATION": "0",  # pip reads it the wrong way round: no isolation
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "COLUMNS": "80",
+        "TMPDIR": str(tmp_path),
         # Only what the reader has installed: other plugins of pytest that are here import zarr and more at each start.
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTEST_PLUGINS": "_hypothesis_pytestplugin",

@@ -14,14 +14,15 @@ import pytest
 
 import tdstore
 from tdstore.rl import MCTSForest, Tree
+from tests import programs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(name, *arguments, **options):
-    command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
+def run(name, *arguments, ends_with=0, **options):
+    command = programs.command(EXAMPLES / name, *arguments)  # an example that starts workers starts interpreters
     done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == ends_with, done.stdout + done.stderr
     return done
 
 
@@ -63,9 +64,7 @@ def test_dqn_goes_on_after_a_kill(tmp_path, storage, request):
     assert "Plotly.newPlot" in (tmp_path / "returns.html").read_text()
     if goal == 30:
         return
-    again = [sys.executable, str(EXAMPLES / "dqn_cartpole.py"), "--out", str(tmp_path)]
-    refused = subprocess.run(again, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
+    refused = run("dqn_cartpole.py", "--out", tmp_path, ends_with=2)
     assert "another run: pass --resume" in refused.stderr
 
 
@@ -100,11 +99,7 @@ def test_offline_atari_learns_from_a_bucket(tmp_path, s3):
     assert int(right) > int(frequent)
     assert "row/s" in done.stderr
     assert "Plotly.newPlot" in (tmp_path / "moves.html").read_text()
-    other = subprocess.run(
-        [sys.executable, str(EXAMPLES / "offline_atari.py"), *map(str, more), "--game", "asterix"],
-        capture_output=True, text=True, check=False, env={**os.environ, **s3.env},
-    )  # fmt: skip
-    assert other.returncode == 2
+    other = run("offline_atari.py", *more, "--game", "asterix", ends_with=2, env={**os.environ, **s3.env})
     assert "no rows of asterix" in other.stderr, "the data that is there is used"
 
 
