@@ -63,6 +63,7 @@ from tdstore.io.versions import prune, tag, untag, versions
 from tdstore.memmap import MemoryMappedTensor
 from tdstore.modules.methods import from_module, from_modules
 from tdstore.nn import TensorDictParams
+from tdstore.ops.base import check_container
 from tdstore.persistent import PersistentTensorDict
 from tdstore.registry import BackendStatus, BackendTable, registry
 from tdstore.settings import (
@@ -152,6 +153,7 @@ def save(data: TensorDictBase, prefix: Any = None, copy_existing: bool = False, 
         >>> tdstore.save(TensorDict({"a": torch.arange(3)}, [3]), "runs/1").batch_size
         torch.Size([3])
     """
+    check_container(data, "the data to save")
     saved: TensorDictBase = data.save(prefix, copy_existing, **kwargs)
     return saved
 
@@ -172,6 +174,7 @@ def memmap(data: TensorDictBase, prefix: Any = None, copy_existing: bool = False
         >>> tdstore.memmap(TensorDict({"a": torch.arange(3)}, [3]), "run").is_memmap()
         True
     """
+    check_container(data, "the data to save")
     saved: TensorDictBase = data.memmap(prefix, copy_existing, **kwargs)
     return saved
 

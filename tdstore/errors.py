@@ -5,7 +5,8 @@
     ├── InvalidTypeError          (TypeError)
     │   ├── NoRowsError           (RuntimeError)
     │   ├── NoSizeError           (ValueError)
-    │   └── ArgumentKindError     (ValueError)
+    │   ├── ArgumentKindError     (ValueError)
+    │   └── DeviceError           (ValueError, RuntimeError)
     ├── InvalidStateError         (RuntimeError)
     │   └── GradientError         (ValueError)
     ├── OutOfRangeError           (IndexError)
@@ -103,6 +104,10 @@ class NoSizeError(InvalidTypeError, ValueError):
 
 class ArgumentKindError(InvalidTypeError, ValueError):
     """An argument is of a kind none of whose values the call can take."""
+
+
+class DeviceError(InvalidTypeError, ValueError, RuntimeError):
+    """No device has that name or number: torch raises a RuntimeError for some of these and a TypeError for others."""
 
 
 class InvalidStateError(TDStoreError, RuntimeError):

@@ -247,7 +247,7 @@ class Registry:
         if isinstance(storage, Backend):
             return storage
         if storage is not None:
-            return self.resolve_url(storage) if "://" in storage else self.get(storage)
+            return self.resolve_url(str(storage)) if "://" in str(storage) else self.get(str(storage))
         if location is None:
             return None
         text = os.fspath(location)

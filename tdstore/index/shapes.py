@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
+from tdstore.arguments import as_list, check_int, refuse_type
 from tdstore.errors import (
     ArgumentKindError,
     BatchSizeError,
@@ -50,7 +52,10 @@ def _no_size(value: Any) -> NoSizeError:
 def flat_args(args: tuple[Any, ...]) -> tuple[int, ...]:
     """Accept `f(2, 3)` and `f((2, 3))` alike, as torch's shape arguments."""
     if len(args) == 1 and not isinstance(args[0], LENGTHS):
-        return tuple(args[0])
+        try:
+            return tuple(args[0])
+        except TypeError:
+            raise ArgumentKindError(f"sizes and dimensions are ints or a sequence of ints, not {args[0]!r}") from None
     return args
 
 
@@ -61,11 +66,12 @@ def as_dim(dim: int, ndim: int, what: str = "batch dimensions") -> int:
         DimensionError: outside `[-ndim, ndim)`.
         ArgumentKindError: no number.
     """
-    try:
-        within = -ndim <= dim < ndim
-    except TypeError:
-        raise ArgumentKindError(f"a dimension is a number, not {dim!r}") from None
-    if not within:
+    if type(dim) is not int and not isinstance(dim, LENGTHS):
+        try:
+            dim = operator.index(dim)
+        except TypeError:
+            raise ArgumentKindError(f"a dimension is a number, not {dim!r}") from None
+    if not -ndim <= dim < ndim:
         raise DimensionError(f"dimension {dim} is out of range for {ndim} {what}")
     return dim % ndim
 
@@ -110,6 +116,9 @@ def expand_shape(old: Sequence[int], new: Sequence[int]) -> torch.Size:
     return torch.Size(out)
 
 
+_PIECES = ("split_size", "an int or a sequence of ints")
+
+
 def split_sizes(length: int, size: int | Sequence[int]) -> list[int]:
     """Return the lengths of the pieces of `split(size)`.
 
@@ -120,6 +129,8 @@ def split_sizes(length: int, size: int | Sequence[int]) -> list[int]:
         if size <= 0:
             raise InvalidArgumentError(f"split_size must be at least 1, not {size}")
         return [min(size, length - i) for i in range(0, length, size)] or [0]
+    if isinstance(size, str) or not all(isinstance(n, LENGTHS) for n in as_list(size, *_PIECES)):
+        raise refuse_type(*_PIECES, size)
     if sum(size) != length or any(n < 0 for n in size):
         raise BatchSizeError(f"pieces of {list(size)} do not add up to a length of {length}")
     return list(size)
@@ -127,6 +138,7 @@ def split_sizes(length: int, size: int | Sequence[int]) -> list[int]:
 
 def chunk_size(length: int, chunks: int) -> int:
     """Return the length of the pieces of `chunk(chunks)`, the last of which may be shorter."""
+    check_int(chunks, "chunks")
     if chunks < 1:
         raise InvalidArgumentError(f"chunks must be at least 1, not {chunks}")
     return max(1, -(-length // chunks))

@@ -12,6 +12,7 @@ from tdstore.container.entries.uninitialized import is_uninitialized
 from tdstore.errors import InvalidStateError, InvalidTypeError
 from tdstore.modules.optimizers import load_optimizer, optimizer_tree
 from tdstore.modules.swapping import Loan, load_state, stacked, state_of, tensors_of
+from tdstore.ops.base import check_container
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -191,8 +192,10 @@ class ModulesMixin(Container):
         """
         if not isinstance(module, nn.Module):
             raise InvalidTypeError(f"to_module takes a torch.nn.Module, not a {type(module).__name__}")
-        if swap_dest is not None and swap_dest.is_locked:
-            raise swap_dest._refuse_locked("put what was in the module into swap_dest")
+        if swap_dest is not None:
+            check_container(swap_dest, "swap_dest")
+            if swap_dest.is_locked:
+                raise swap_dest._refuse_locked("put what was in the module into swap_dest")
         if use_state_dict:
             old: Any = load_state(module, self, bool(inplace))
         else:

@@ -378,6 +378,8 @@ class ArithmeticOps(OpsBase):
         )
 
     # -- operators --------------------------------------------------------------------------
+    __array_ufunc__ = None  # numpy leaves `np.float32(2) * td` to this class, instead of taking it for a sequence
+
     def __add__(self, other: Operand) -> Self:
         return self.add(other)
 

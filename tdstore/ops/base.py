@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.arguments import refuse_type
 from tdstore.types import Names, Number
 
 Operand: TypeAlias = "Tensor | Number | np.number[Any] | OpsBase"
@@ -107,3 +108,17 @@ class OpsBase:
     def _memory_leaves(self) -> list[Tensor] | None:
         """Return what `_plain_leaves` does; of a lazy stack, the leaves of its elements."""
         return self._plain_leaves()
+
+
+def check_container(value: object, what: str) -> None:
+    """Refuse an argument that is no TensorDict.
+
+    Args:
+        value: the argument.
+        what: its name, for the message.
+
+    Raises:
+        InvalidTypeError: it is something else.
+    """
+    if not isinstance(value, OpsBase):
+        raise refuse_type(what, "a TensorDict", value)

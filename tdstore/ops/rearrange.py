@@ -10,9 +10,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.arguments import as_list, check_int, refuse_type
 from tdstore.errors import BatchSizeError, InvalidArgumentError
 from tdstore.index.shapes import as_dim, flat_args
 from tdstore.ops import nested
+from tdstore.ops.base import check_container
 from tdstore.ops.reshape import ReshapeOps
 from tdstore.types import Names, SizeLike
 
@@ -43,6 +45,8 @@ class Padding:
         Raises:
             BatchSizeError: not one pair for each of some leading batch dimensions, or more is cropped than there is.
         """
+        for amount in as_list(pad_size, "pad_size", "a sequence of ints"):
+            check_int(amount, "an amount of pad_size")
         if len(pad_size) % 2 or len(pad_size) > 2 * len(batch_size):
             raise BatchSizeError(
                 f"pad_size needs (before, after) for at most {len(batch_size)} batch dimensions, not {list(pad_size)}"
@@ -308,6 +312,10 @@ class RearrangeOps(ReshapeOps):
         """
         if out is not None and inplace:
             raise InvalidArgumentError("gather writes into `out` or in place: give one of the two")
+        if not isinstance(index, Tensor):
+            raise refuse_type("the index", "an int64 tensor", index)
+        if out is not None:
+            check_container(out, "out")
         old = self.batch_size
         n, k = len(old), index.ndim
         at = as_dim(dim, n)

@@ -18,7 +18,7 @@ from torch import Tensor
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError
 from tdstore.index.shapes import as_dim
 from tdstore.ops import block_reductions as how
-from tdstore.ops.base import OpsBase
+from tdstore.ops.base import OpsBase, check_container
 from tdstore.ops.block_reductions import Reduction
 from tdstore.types import DimLike, DimsLike, Names
 
@@ -560,7 +560,10 @@ class ReduceOps(OpsBase):
 
 def _into(out: Any, result: Any) -> Any:
     """Return a result, or the TensorDict into which it was to be written."""
-    return result if out is None else out.update(result, inplace=True)
+    if out is None:
+        return result
+    check_container(out, "out")
+    return out.update(result, inplace=True)
 
 
 def common_dtype(leaves: Iterable[Tensor]) -> torch.dtype:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tdstore.errors import InvalidArgumentError
 from tdstore.index.shapes import as_dim, as_size, chunk_size, expand_shape, flat_args, split_sizes, view_shape
 from tdstore.ops import nested
-from tdstore.ops.base import OpsBase
+from tdstore.ops.base import OpsBase, check_container
 from tdstore.types import Names, SizeLike
 
 
@@ -256,8 +256,9 @@ class ReshapeOps(OpsBase):
             >>> td.expand_as(TensorDict({"a": torch.zeros(2, 3, 5)}, [2, 3]))["a"].shape
             torch.Size([2, 3, 5])
         """
-        if not isinstance(other, OpsBase):
+        if isinstance(other, Tensor):
             return self.expand(other.shape)
+        check_container(other, "what expand_as() takes")
         return self._expanded_as(other, len(other.batch_size) - len(self.batch_size))
 
     def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 
+from tdstore.arguments import as_list
 from tdstore.container.core.container import Container
 from tdstore.container.display.methods import ReprMixin
 from tdstore.container.distribute.collectives import DistributedMixin
@@ -126,7 +127,7 @@ class TensorDictBase(
     def fromkeys(cls, keys: Iterable[NestedKey], value: object = 0) -> TensorDict:
         """Create a TensorDict without batch dimensions whose (nested) keys all hold `value`."""
         td = cls._resident_class()
-        for key in keys:
+        for key in as_list(keys, "what fromkeys() takes", "a sequence of keys"):
             td.set(key, value)
         return td
 

@@ -29,7 +29,7 @@ ROWS: list[str] = [
     "dtypes pickling settings",
     "types",
     "values header together",
-    "keys lifetime",
+    "arguments keys lifetime",
     "index/",
     "store",
     "engine storekit/ together",

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from tdstore.arguments import as_device
 from tdstore.builtin.mapping import map_fd
 from tdstore.builtin.memmap.sizes import as_rows, parse_size, shape_text, storage_size
 from tdstore.builtin.tensorbytes import write_tensor
@@ -254,7 +255,7 @@ class MemoryMappedTensor(Tensor):
         if dtype is None:
             raise InvalidTypeError("an untyped storage does not say what its elements are: from_storage needs dtype=")
         for place in (device, storage.device):
-            if place is not None and torch.device(place).type != "cpu":
+            if place is not None and as_device(place).type != "cpu":
                 raise InvalidArgumentError(f"a memory-mapped tensor lives on the CPU, not on {place}")
         plain = storage.untyped() if isinstance(storage, torch.TypedStorage) else storage
         mapped = None if plain.filename is None else os.path.abspath(plain.filename)
@@ -351,7 +352,7 @@ class MemoryMappedTensor(Tensor):
         sizes, fill_value = parse_size(shape, kw.pop("shape", None), fill_value)
         if kw:
             raise InvalidTypeError(f"a memory-mapped tensor is not made with {next(iter(kw))}=")
-        if device is not None and torch.device(device).type != "cpu":
+        if device is not None and as_device(device).type != "cpu":
             raise InvalidArgumentError(f"a memory-mapped tensor lives on the CPU, not on {device}")
         if isinstance(sizes, Tensor) and sizes.ndim == 2:
             flat = cls.full(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import EllipsisType
 from typing import Any, Self
 
+from tdstore.arguments import as_list
 from tdstore.errors import InvalidArgumentError, InvalidStateError
 from tdstore.index.tracing import traced_setters
 from tdstore.ops.base import OpsBase
@@ -19,7 +20,7 @@ def as_names(names: NamesLike, ndim: int) -> Names:
     """
     if names is None:
         return None
-    out = tuple(names)
+    out = tuple(as_list(names, "names", "a sequence of strings and None"))
     if len(out) != ndim:
         raise InvalidArgumentError(f"{len(out)} names {list(out)} for {ndim} batch dimensions")
     named = [n for n in out if n is not None]

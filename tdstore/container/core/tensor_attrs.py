@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import torch
 from torch import Tensor
 
+from tdstore.arguments import as_device
 from tdstore.container.core.container import GROUP, LEAF, Container
 from tdstore.container.values.nontensor import MetaData
 from tdstore.errors import InvalidArgumentError
@@ -47,7 +48,7 @@ class TensorAttrs(MetaData):
         device: object = None,
         names: object = None,
     ) -> None:
-        at = None if tgt_device is None else torch.device(tgt_device)
+        at = None if tgt_device is None else as_device(tgt_device)
         size = None if tgt_shape is None else as_size(tgt_shape)
         super().__init__(dict(zip(FIELDS, (at, tgt_dtype, size), strict=True)), batch_size)
 

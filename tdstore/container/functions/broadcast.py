@@ -60,8 +60,15 @@ def tensor_operands(other: Tensor, batch: torch.Size, ndims: Iterable[int]) -> l
     Raises:
         BatchSizeError: the tensor has a larger shape than the batch.
     """
-    if torch.broadcast_shapes(other.shape, batch) != batch:
-        raise BatchSizeError(f"a tensor of shape {list(other.shape)} cannot be broadcast to batch size {list(batch)}")
+    try:
+        fits = torch.broadcast_shapes(other.shape, batch) == batch
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise BatchSizeError(
+            f"a tensor of shape {list(other.shape)} cannot be broadcast to batch size {list(batch)}",
+            hint="tensors are aligned with the batch dimensions; td.apply(fn) combines them with the others",
+        )
     wide, n = other.expand(batch), len(batch)
     return [wide.reshape(*batch, *(1,) * (ndim - n)) for ndim in ndims]
 

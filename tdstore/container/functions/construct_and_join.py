@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 from torch import Tensor
 
+from tdstore.arguments import as_list
 from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.dim_names import extend_names
 from tdstore.container.core.tensorclasses import Typed, rewrap, unwrap, unwrap_all
@@ -23,6 +24,7 @@ from tdstore.errors import (
     KeyNotFoundError,
 )
 from tdstore.index.shapes import as_dim, as_size
+from tdstore.ops.base import check_container
 from tdstore.settings import Switch
 from tdstore.types import DeviceLike, Names, Path, path_text
 
@@ -169,7 +171,9 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
         >>> tdstore.stack([TensorDict({"a": torch.zeros(3, 2)}, [3]) for _ in range(4)], 1)["a"].shape
         torch.Size([3, 4, 2])
     """
-    parts = list(input)
+    parts = as_list(input, "what stack() takes", "a sequence of TensorDicts")
+    if out is not None:
+        check_container(out, "out")
     if set_lazy_legacy.on and parts:
         return lazy_stack(parts, dim, out=out)
     if not _all_plain(parts):
@@ -216,7 +220,9 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
         >>> tdstore.cat([TensorDict({"a": torch.zeros(n, 2)}, [n]) for n in (3, 4)])["a"].shape
         torch.Size([7, 2])
     """
-    parts = list(input)
+    parts = as_list(input, "what cat() takes", "a sequence of TensorDicts")
+    if out is not None:
+        check_container(out, "out")
     if not _all_plain(parts):
         _check_all(parts, "cat")
         tensorclass, parts = unwrap_all(parts)
@@ -245,11 +251,11 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
 
 
 def _check_all(tds: Sequence[Any], what: str) -> None:
-    mismatched = next((td for td in tds if not isinstance(td, (Container, Typed))), None)
-    if mismatched is not None:
-        raise InvalidTypeError(
-            f"{what} takes TensorDicts together with TensorDicts only, not with a {type(mismatched).__name__}"
-        )
+    for td in tds:
+        if not isinstance(td, (Container, Typed)):
+            raise InvalidTypeError(
+                f"{what} takes TensorDicts together with TensorDicts only, not with a {type(td).__name__}"
+            )
 
 
 def _all_plain(tds: Sequence[Any]) -> bool:
@@ -357,11 +363,13 @@ def lazy_stack(
         >>> td[1]["a"].shape, td.get("a", as_list=True)[0].shape
         (torch.Size([3]), torch.Size([2]))
     """
-    tds = list(input)
+    tds = as_list(input, "what lazy_stack() takes", "a sequence of TensorDicts")
     if not tds:
         raise InvalidStateError("lazy_stack needs at least one TensorDict")
     if all(isinstance(td, (Tensor, NonTensor)) for td in tds):
         return torch.stack(tds, dim, out=out)
+    if out is not None:
+        check_container(out, "out")
     mixed = not all(isinstance(td, Typed) for td in tds)
     tensorclass, tds = unwrap_all(tds)
     if tensorclass is not None and not tensorclass._open:
@@ -380,7 +388,7 @@ def lazy_stack(
 
 def maybe_dense_stack(input: Iterable[T], dim: int = 0, *, out: T | None = None, **kwargs: Any) -> T:
     """Stack as `torch.stack` where keys and shapes allow it, else as `lazy_stack`; nested TensorDicts one by one."""
-    tds = list(input)
+    tds = as_list(input, "what maybe_dense_stack() takes", "a sequence of TensorDicts")
     if tds and all(isinstance(td, NonTensor) for td in tds):
         return lazy_stack(tds, dim, out=out)
     try:

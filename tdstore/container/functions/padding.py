@@ -8,12 +8,14 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import Tensor
 
+from tdstore.arguments import as_list, check_int
 from tdstore.container.core.container import Container
 from tdstore.container.core.paths import entry_path
 from tdstore.container.core.tensorclasses import Typed, class_of, rewrap, unwrap, unwrap_all
 from tdstore.container.functions.construct_and_join import maybe_dense_stack
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, merge
 from tdstore.errors import BatchSizeError, InvalidArgumentError, InvalidStateError, OutOfRangeError
+from tdstore.ops.base import check_container
 from tdstore.types import Path, path_text
 
 C = TypeVar("C", bound=Container)
@@ -37,6 +39,7 @@ def pad(tensordict: T, pad_size: Sequence[int], value: float = 0.0, inplace: boo
         >>> pad(TensorDict({"a": torch.ones(2)}, [2]), [0, 1], value=-1.0)["a"]
         tensor([ 1.,  1., -1.])
     """
+    check_container(tensordict, "what pad() takes")
     td: Any = tensordict
     made: T = td.pad(pad_size, value, inplace=inplace, safe=safe)
     return made
@@ -67,7 +70,11 @@ def pad_sequence(
         tensor([[1., 0.],
                 [1., 1.]])
     """
-    tensorclass, tds = unwrap_all(list(list_of_tensordicts))
+    parts = as_list(list_of_tensordicts, "what pad_sequence() takes", "a sequence of TensorDicts")
+    for part in (*parts, *([] if out is None else [out])):
+        check_container(part, "what pad_sequence() takes and fills")
+    check_int(pad_dim, "pad_dim")
+    tensorclass, tds = unwrap_all(parts)
     tds = [td._resident() for td in tds]
     if not tds:
         raise InvalidStateError("pad_sequence needs at least one TensorDict")

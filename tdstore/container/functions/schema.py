@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from tdstore.arguments import refuse_type
 from tdstore.container.core.paths import entry_path
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.varlen.columns import column_record, specs_of
@@ -68,6 +69,8 @@ def flat_schema(schema: Mapping[Any, Any], prefix: Path = ()) -> dict[Path, Sche
         >>> flat_schema({"obs": ((4,), "uint8"), "next": {"tokens": ((-1,), "int64")}})
         {('obs',): LeafSpec((4,), 'uint8'), ('next', 'tokens'): RaggedSpec(row=(-1,), dtype=torch.int64)}
     """
+    if not isinstance(schema, Mapping):
+        raise refuse_type("a schema", "a dict of keys and entries", schema)
     out: dict[Path, SchemaEntry] = {}
     for key, value in schema.items():
         path = (*prefix, *entry_path(key))

@@ -8,16 +8,30 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.arguments import as_device
 from tdstore.container.core.container import Container
 from tdstore.container.core.dim_names import as_names
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.storage.block_writer import leaf_forms
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
-from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.errors import BatchSizeError, KeyNotFoundError, NotAGroupError
 from tdstore.index.shapes import as_size
+from tdstore.ops.base import check_container
 from tdstore.storekit.pages import HOLES
 from tdstore.types import DeviceLike, NamesLike, Path, SizeLike, path_text
+
+
+def check_trees(others: Sequence[object], out: object = None) -> None:
+    """Refuse what `apply` cannot take beside the function, or as `out`.
+
+    Raises:
+        InvalidTypeError: it is no TensorDict.
+    """
+    for other in others:
+        check_container(other, "what apply() takes beside the function")
+    if out is not None:
+        check_container(out, "out")
 
 
 def writes_in_place(out: Any, made: Any) -> bool:
@@ -92,7 +106,7 @@ class Mapper:
                 wide = batch
                 if len(nested._batch_size) != n:
                     wide = torch.Size((*batch, *nested._batch_size[n:]))
-                below = [_or_empty(r, self.default, nested) for r in rest]
+                below = [_or_empty(r, self.default, nested, (*path, key)) for r in rest]
                 self.least = batch
                 made = nested._mapped(self, below, (*path, key) if named or others else (), wide)
             if made is None:
@@ -276,12 +290,13 @@ class ApplyMixin(Container):
         is_leaf: Callable[[type], bool] | None = None,
         out: Any = None,
     ) -> Any:
+        check_trees(others, out)
         target = self if inplace else out
         batch = self._batch_size if batch_size is None else as_size(batch_size)
         if batch_size is None and target is not None and -1 not in target.batch_size:
             batch = target.batch_size
         if device is not NO_DEFAULT and device is not None:
-            device = torch.device(device)
+            device = as_device(device)
         of = NO_DEFAULT if target is not None else device
         plan = Mapper(fn, named, default, filter_empty, call_on_nested, is_leaf, of)
         made = self._mapped(plan, others, (), batch)
@@ -317,8 +332,12 @@ def starts_with(shape: torch.Size, batch: torch.Size) -> bool:
     return not batch or shape[: len(batch)] == batch
 
 
-def _or_empty(entry: Any, default: Any, like: Any) -> Any:
-    return entry if entry is not default else like._resident_class._new({}, like._batch_size, None, None)
+def _or_empty(entry: Any, default: Any, like: Any, path: Path) -> Any:
+    if isinstance(entry, Container):
+        return entry
+    if entry is not default:
+        raise NotAGroupError(f"apply: the entry {path_text(path)} is a TensorDict, but not that of another TensorDict")
+    return like._resident_class._new({}, like._batch_size, None, None)
 
 
 def _other_entry(other: Any, path: Path, default: Any) -> Any:

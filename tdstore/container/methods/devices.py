@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.arguments import as_device
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import ALIAS, LOCKED
 from tdstore.container.core.one_buffer import is_one_buffer, moved
@@ -298,7 +299,7 @@ def _asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device 
         if isinstance(args[0], torch.dtype):
             return None, args[0], False
         if type(args[0]) is torch.device or type(args[0]) is str:
-            return torch.device(args[0]), None, False
+            return as_device(args[0]), None, False
     names: tuple[str, ...] = ("device", "dtype", "non_blocking")
     if args and isinstance(args[0], (torch.dtype, bool)):
         names = names[1:] if isinstance(args[0], torch.dtype) else names[2:]
@@ -310,7 +311,7 @@ def _asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device 
     device, dtype = arguments.get("device"), arguments.get("dtype")
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise InvalidTypeError(f"to() takes a torch.dtype, not {dtype!r}")
-    return None if device is None else torch.device(device), dtype, bool(arguments.get("non_blocking", False))
+    return None if device is None else as_device(device), dtype, bool(arguments.get("non_blocking", False))
 
 
 def _plain(leaf: Tensor) -> Tensor:

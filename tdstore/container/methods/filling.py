@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.arguments import as_device
 from tdstore.container.core.container import GROUP, LEAF, Container
 from tdstore.container.core.dim_names import as_names
 from tdstore.container.entries.unbatched import UnbatchedTensor
@@ -128,7 +129,7 @@ class FillingMixin(Container):
             return made.copy_(value.detach()).requires_grad_(requires_grad)
 
         td = self._resident()
-        own: Any = self._device if device is NO_DEFAULT or device is None else torch.device(device)
+        own: Any = self._device if device is NO_DEFAULT or device is None else as_device(device)
         if isinstance(data, Container):
             how = {"batch_size": data.batch_size, "device": own, "names": data._dim_names(), "filter_empty": False}
             found: Self = td.apply(copy, data._resident(), **how)
@@ -159,7 +160,7 @@ class FillingMixin(Container):
         for path, entry in empty.items():
             made.set(path, _empty_rows(entry, torch.Size((*batch, *entry.batch_size[n:]))))
         if device is not NO_DEFAULT:
-            made._set_device(None if device is None else torch.device(device))
+            made._set_device(None if device is None else as_device(device))
         return made
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.arguments import check_separator
 from tdstore.container.core.container import GROUP, VALUE, Container
 from tdstore.container.core.paths import entry_path
 from tdstore.container.functions.broadcast import uneven, widened
@@ -247,6 +248,7 @@ class KeySelectionMixin(Container):
             >>> list(td.flatten_keys("/").keys())
             ['a', 'n/b']
         """
+        check_separator(separator)
         td = self._resident()
         flat: dict[str, Any] = {}
         for path, value in td._flat_entries((), is_leaf):
@@ -284,6 +286,7 @@ class KeySelectionMixin(Container):
             >>> list(td.unflatten_keys("/").keys(True, True))
             ['a', ('n', 'b')]
         """
+        check_separator(separator)
         td = self._resident()
         tree: dict[str, Any] = {}
         split: list[tuple[list[str], Any]] = []

@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.arguments import as_operand, check_mask
 from tdstore.container.core.container import Container, EntrySource
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.functions.broadcast import expanded_as, uneven, widened
@@ -14,6 +15,7 @@ from tdstore.container.storage.block_writer import into, rows_of
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.errors import BatchSizeError, InvalidTypeError, KeyNotFoundError
 from tdstore.keys import unravel
+from tdstore.ops.base import check_container
 from tdstore.types import Number, Path, path_text
 
 
@@ -50,6 +52,7 @@ class MaskingMixin(Container):
 
     def masked_select(self, mask: Tensor) -> Self:
         """Return the rows where `mask` is true, as one batch dimension: `td[mask]`."""
+        check_mask(mask, "mask")
         if mask.dtype != torch.bool:
             raise InvalidTypeError(f"a mask is a bool tensor, not one of {mask.dtype}")
         made: Self = self._at(mask)._resident()
@@ -59,6 +62,7 @@ class MaskingMixin(Container):
         return expanded_as(self._resident(), other, lead)
 
     def _check_mask(self, mask: Tensor) -> None:
+        check_mask(mask, "mask")
         if mask.dtype != torch.bool or mask.shape != self._batch_size[: mask.ndim]:
             raise BatchSizeError(
                 f"a mask is a bool tensor of the batch's leading shape {list(self._batch_size)}, "
@@ -93,6 +97,9 @@ class MaskingMixin(Container):
             >>> td.where(torch.tensor([True, False, True]), 0)["a"]
             tensor([1, 0, 3])
         """
+        check_mask(condition, "condition")
+        if out is not None:
+            check_container(out, "out")
         if update_batch_size and out is not None:
             out.batch_size = self.batch_size
         if out is not None and pad is None and self._where_into(condition, other, out):
@@ -122,6 +129,8 @@ class MaskingMixin(Container):
         leaves: list[Tensor] = []
         if pad is None and not td._collect(leaves):
             return td._mixed(lambda node, *parts: node.where(condition, *parts), (other,))
+        if not isinstance(other, (Container, Tensor)):
+            other = as_operand(other)
         if not isinstance(other, (Container, Tensor)):
             return td.apply(lambda a: pick(a, other), filter_empty=False, propagate_lock=True)
         rhs = other if isinstance(other, Tensor) else other._resident()

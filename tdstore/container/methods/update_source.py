@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tdstore import errors
+from tdstore.arguments import as_list
 from tdstore.container.core.container import GROUP, VALUE, Container
 from tdstore.container.core.key_views import IsLeaf
 from tdstore.container.core.paths import entry_path
@@ -108,7 +109,7 @@ def _merged(into: Mapping[Any, Any], path: Sequence[str], value: Any) -> dict[An
 
 def as_key_list(keys: Any) -> list[Any]:
     """Return keys as a list: a string is one key, any other sequence holds keys, which may be nested."""
-    return [keys] if isinstance(keys, str) else list(keys)
+    return [keys] if isinstance(keys, str) else as_list(keys, "keys_to_update", "a key or a sequence of keys")
 
 
 def _nest(path: Path, value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast, overload
 import torch
 from torch import Tensor
 
+from tdstore.arguments import refuse_type
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import ALIAS, LOCKED, MAPPED, SHARED
 from tdstore.container.core.tensorclasses import unwrap
@@ -255,6 +256,8 @@ class NamedStorageMixin(Container):
         If there is an entry of that name, it is an error, whatever `existsok` says: a file that others may have
         mapped is not replaced.
         """
+        if not isinstance(tensor, Tensor):
+            raise refuse_type("tensor", "a tensor", tensor)
         if tensor.is_nested:
             raise UnsupportedError(
                 f"make_memmap_from_tensor makes one file, and the nested tensor {key_text(key)} needs several",
@@ -276,6 +279,8 @@ class NamedStorageMixin(Container):
         Raises:
             UnsupportedError: the storage belongs to another file, whose memory the entry could not share.
         """
+        if not isinstance(storage, torch.UntypedStorage):
+            raise refuse_type("storage", "a torch.UntypedStorage", storage)
         mapped = getattr(storage, "tdstore_file", None)  # of a MemoryMappedTensor
         file = storage.filename if mapped is None else mapped.name
         if file is not None:

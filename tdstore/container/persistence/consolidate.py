@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from tdstore.arguments import as_device
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import CONSOLIDATED, SHARED, SOURCE_LOCKED
 from tdstore.container.core.one_buffer import consolidated, is_one_buffer, joined, parts_of
@@ -114,7 +115,7 @@ class ConsolidatingMixin(Container):
             >>> one["b", "c"].data_ptr() - one["a"].data_ptr()
             16
         """
-        if filename is not None and device is not None and torch.device(device).type != "cpu":
+        if filename is not None and device is not None and as_device(device).type != "cpu":
             raise InvalidStateError("consolidate takes a filename or a device, not both: move the result with to()")
 
         place = None if filename is None else os.path.abspath(filename)
@@ -134,7 +135,7 @@ class ConsolidatingMixin(Container):
         return later(run) if return_early else run()
 
     def _in_one_buffer(self, num_threads: int, device: Any, non_blocking: bool, share: bool, pin: bool) -> Any:
-        where = None if device is None else torch.device(device)
+        where = None if device is None else as_device(device)
 
         def new_buffer(size: int) -> Tensor:
             devices = [where] if where is not None else [leaf.device for leaf in self._leaf_list()[:1]]

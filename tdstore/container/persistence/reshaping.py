@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from tdstore.arguments import refuse_type
 from tdstore.container.core.container import GROUP, LEAF, Container
 from tdstore.container.core.paths import entry_path
 from tdstore.container.core.tensorclasses import unwrap
@@ -130,6 +131,8 @@ class ReshapingMixin(Container):
             >>> td.permute_features_({"image": (1, 2, 0)})["image"].shape
             torch.Size([5, 32, 48, 3])
         """
+        if not isinstance(dims, Mapping):
+            raise refuse_type("dims", "a dict of keys and orders", dims)
         wanted = {entry_path(key): order for key, order in dims.items()}
         changes = []
         for name, node, key in _found(self, wanted, "permute_features_", "reorder the dimensions of"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 import torch
 from torch import Tensor
 
+from tdstore.arguments import as_device
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.one_buffer import consolidated_faults
@@ -206,7 +207,7 @@ class SavingMixin(Container):
         td = open_container(location if location is not None else prefix, storage=storage, mode=mode, **kwargs)
         if isinstance(td, NonTensor):  # saved by itself; values have no device
             return td if out is None else out._become(require_container(td))
-        if device is not None and torch.device(device).type == "meta":
+        if device is not None and as_device(device).type == "meta":
             if jagged := [key for node, key in td._leaf_places() if node._leaf_layout(key) is torch.jagged]:
                 raise UnsupportedError(
                     f"the nested tensor {jagged[0]!r} has no shape without its rows", hint="exclude it"
@@ -292,7 +293,7 @@ class SavingMixin(Container):
             td: TensorDictBase = _in_memory(cls._resident_class, entries, batch, device, names)
             mark_allocated(td)
             return td
-        where = None if device is None else str(torch.device(device))
+        where = None if device is None else str(as_device(device))
         plan = allocation(entries, batch)
         groups = _groups_of(entries, plan.values, batch, where, None if names is None else tuple(names))
         how: Mode = mode or ("w" if existsok else "x")

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.arguments import as_operand
 from tdstore.container.core.container import GROUP, LEAF, Container
 from tdstore.io.blocks import row_ranges
 from tdstore.types import Path
@@ -58,11 +60,11 @@ T = TypeVar("T")
 
 def rows_of(operand: T, rows: slice, batch: torch.Size) -> T:
     """Return the part of an operand that belongs to some rows of a batch."""
-    part: Any = operand
-    if isinstance(operand, Container):
-        part = operand._at(rows)
-    elif isinstance(operand, Tensor) and operand.ndim:
-        part = operand.expand(batch)[rows]
+    part: Any = as_operand(operand) if isinstance(operand, np.ndarray) else operand
+    if isinstance(part, Container):
+        part = part._at(rows)
+    elif isinstance(part, Tensor) and part.ndim:
+        part = part.expand(batch)[rows]
     found: T = part
     return found
 

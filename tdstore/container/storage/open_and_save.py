@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tdstore.arguments import as_device
 from tdstore.container.core.container import GROUP, VALUE, Container
 from tdstore.container.core.locks import BOUND, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.container.core.tensorclasses import rewrap, unwrap_all, wrap
@@ -150,7 +151,7 @@ def _device_of(store: Store) -> torch.device:
 
 
 def _check_device(store: Store, wanted: Any) -> None:
-    if Cap.VIEW in store.caps and wanted is not None and torch.device(wanted).type != _device_of(store).type:
+    if Cap.VIEW in store.caps and wanted is not None and as_device(wanted).type != _device_of(store).type:
         raise OptionError(
             f"{store.url}: entries are on {_device_of(store)}, where they are stored, and not on {wanted}",
             url=store.url,

@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tdstore.container.core.container import GROUP
+from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.tensor_attrs import TensorAttrs
 from tdstore.container.values.nontensor import MetaData, NonTensor, NonTensorData, NonTensorStack
 from tdstore.errors import InvalidTypeError, StateDictError
@@ -137,7 +137,7 @@ def write_legacy(tree: Tree, out: Any, prefix: str, flatten: bool) -> None:
 # -- in ----------------------------------------------------------------------------------------
 def read(state: Mapping[str, Any], target: Any, from_flatten: bool | None) -> Tree:
     """Read a state dict of any form; `target` is the container to load it into."""
-    if not isinstance(state, Mapping):
+    if not isinstance(state, Mapping) or isinstance(state, Container):
         raise InvalidTypeError(f"load_state_dict takes a dict, not a {type(state).__name__}")
     notes: Mapping[str, Any] = getattr(state, "_metadata", None) or {}
     nested = any(isinstance(value, Mapping) for value in state.values())

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.arguments import as_operand, check_mask
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.tensorclasses import without_classes
 from tdstore.container.functions.broadcast import uneven, widened
 from tdstore.container.methods.access import NO_DEFAULT
-from tdstore.container.methods.apply import Mapper
+from tdstore.container.methods.apply import Mapper, check_trees
 from tdstore.errors import BatchSizeError, InvalidTypeError, UnevenError
 from tdstore.index.shapes import as_dim, as_size, flat_args, view_shape
 from tdstore.index.tracing import mapped, one_by_one
@@ -49,7 +50,7 @@ class LazyOps(LazyWrites):
                 other = other.expand(self._batch_size)
             return self._per_element(other)
         if isinstance(other, np.ndarray):
-            other = torch.from_numpy(other)
+            other = as_operand(other)
         if not isinstance(other, Tensor) or not other.ndim:
             return [other] * n
         batch = self._batch_size
@@ -128,6 +129,7 @@ class LazyOps(LazyWrites):
         return self._each(lambda td: td.where(*next(pairs), pad=pad))
 
     def masked_select(self, mask: Tensor) -> Self:
+        check_mask(mask, "mask")
         if mask.dtype != torch.bool:
             raise InvalidTypeError(f"a mask is a bool tensor, not one of {mask.dtype}")
         found: Self = self._at(mask)
@@ -295,6 +297,7 @@ class LazyOps(LazyWrites):
         return self._of(full, self._stack_dim, self._dim_name, self._empty_batch_size)
 
     def apply_(self, fn: Callable[..., object], *others: Container, **kwargs: Any) -> Self:
+        check_trees(others)
         columns = [self._per_element(o) for o in others]
         for i, td in enumerate(self._tds):
             td.apply_(fn, *[c[i] for c in columns], **kwargs)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from tdstore.arguments import tensor_for
 from tdstore.container.core.container import LEAF, VALUE, Container
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.entries.unbatched import is_batched
@@ -48,7 +49,7 @@ def part_at(td: Any, key: str, value: Any, found: Route, number: int, wide: int)
         return value[(*(slice(None),) * found.place, *at)]
     if kind != LEAF or isinstance(value, (bool, int, float, complex)):
         return value
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    tensor = tensor_for(value, f"entry {key!r}")
     features = len(td._leaf_shape(key)) - len(td._batch_size)
     try:
         part = pick(tensor, found.place, block, number, wide + features)
@@ -67,7 +68,7 @@ def flat_part(td: Any, key: str, value: Any, shape: torch.Size, mine: Tensor, se
     if td._kind(key) != LEAF or isinstance(value, (bool, int, float, complex)):
         return value
     feature = td._leaf_shape(key)[len(td._batch_size) :]
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    tensor = tensor_for(value, f"entry {key!r}")
     try:
         rows = tensor.expand(*shape, *feature).reshape(-1, *feature)
     except RuntimeError:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.arguments import tensor_for
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container, _as_tensor, _as_value, _fit_value
 from tdstore.container.core.dim_names import as_names, extend_names
 from tdstore.container.core.locks import LOCKED, READONLY, THROUGH
@@ -219,7 +220,7 @@ class LazyWrites(LazyTree):
         shape = self._leaf_shape(key)
         terms = spelled_out(as_terms(index), len(shape))
         found = self._leaf_route(key, terms)
-        value = value if isinstance(value, Tensor) else torch.as_tensor(value)
+        value = tensor_for(value, f"entry {key!r}")
         if found is None:
             whole = self._raw(key)
             put(whole, terms, value.to(whole.dtype))

@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.arguments import as_device
 from tdstore.container.core.container import GROUP, LEAF, VALUE
 from tdstore.container.core.dim_names import extend_names
 from tdstore.container.core.locks import LOCKED
@@ -103,7 +104,7 @@ class WindowTree(TensorDictBase):
             self._choose(sel)
         self._names = group.names if isinstance(names, EllipsisType) else names
         if device is not None:
-            self._device = torch.device(device)
+            self._device = as_device(device)
         else:
             self._device = None if group.device is None else _usable_device(group.device)
         self._parents = self._undo = self._encoded_column = None

@@ -9,11 +9,13 @@ import msgspec
 import torch
 from torch import Tensor
 
+from tdstore.arguments import tensor_for
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.dim_names import extend_names, names_below
 from tdstore.container.core.paths import is_key
 from tdstore.container.core.tensorclasses import class_of, kind_of, unwrap
 from tdstore.container.entries.unbatched import is_batched
+from tdstore.container.methods.apply import check_trees
 from tdstore.container.storage.block_writer import into, rows_of
 from tdstore.container.storage.change_plan import Changes, Prepared
 from tdstore.container.storage.column_plan import ValuePlan
@@ -280,7 +282,8 @@ class StoredWrites(StoredTree):
         self._refuse_nested(key)
         sel = self._leaf_sel(key)[index]
         spec = self._handle.specs[path]
-        tensor = _expanded(torch.as_tensor(value), torch.Size(sel.shape), key).to(device="cpu", dtype=spec.dtype)
+        tensor = _expanded(tensor_for(value, f"entry {key!r}"), torch.Size(sel.shape), key)
+        tensor = tensor.to(device="cpu", dtype=spec.dtype)
         return self._parts(path, sel, tensor)
 
     def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
@@ -361,7 +364,7 @@ class StoredWrites(StoredTree):
             )
 
     def _leaf_value(self, key: str, value: Any) -> Tensor:
-        return _expanded(torch.as_tensor(value), self._leaf_shape(key), key)
+        return _expanded(tensor_for(value, f"entry {key!r}"), self._leaf_shape(key), key)
 
     def _drop(self, keys: Iterable[str]) -> None:
         if self._view is not None:
@@ -513,6 +516,7 @@ class StoredWrites(StoredTree):
     def _map_leaves(self, fn: Callable[..., Any], others: tuple[Any, ...], named: bool, **options: Any) -> Self:
         """Map leaves; where results have a target (`inplace`, `out`), in blocks of rows of bounded memory too."""
         inplace, out = options.pop("inplace", False), options.pop("out", None)
+        check_trees(others, out)
         target = self if inplace else out
         tensors_only = not options.get("call_on_nested") and options.get("is_leaf") is None
         if target is not None and options.get("batch_size") is None and tensors_only:
@@ -533,6 +537,7 @@ class StoredWrites(StoredTree):
     def apply_(self, fn: Callable[..., object], *others: Container, **kwargs: Any) -> Self:
         """Map `fn` over the leaves and write the results back, in blocks of rows of bounded memory."""
 
+        check_trees(others)
         blocks: list[bool] = []
 
         def change(block: Any, *parts: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from tdstore.arguments import tensor_for
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.dim_names import extend_names, names_below, names_moved
 from tdstore.container.core.locks import BOUND, CONSOLIDATED, LOCKED, MAPPED, READONLY, SHARED
@@ -208,7 +209,7 @@ class ResidentTree(TensorDictBase):
                 check_copies(((old, value),))
             return value
         if not isinstance(value, Tensor):
-            value = torch.as_tensor(value, dtype=None if isinstance(value, (bool, int, float)) else old.dtype)
+            value = tensor_for(value, f"entry {key!r}", None if isinstance(value, (bool, int, float)) else old.dtype)
         if value.dtype != old.dtype or (value.device != old.device and value.ndim):
             value = value.to(old.device, old.dtype)
         if old.is_nested:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from tdstore.arguments import as_operand
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import LOCKED, READONLY
 from tdstore.container.core.tensorclasses import unwrap
@@ -16,7 +17,7 @@ from tdstore.container.entries.unbatched import UnbatchedTensor
 from tdstore.container.functions.broadcast import below, check_leaves, tensor_operands, uneven, widened
 from tdstore.container.functions.compare import equal_positions, keys_compared
 from tdstore.container.values.nontensor import NonTensor
-from tdstore.errors import InvalidTypeError, KeyNotFoundError
+from tdstore.errors import KeyNotFoundError
 from tdstore.index.tracing import mapped, one_by_one, traced
 from tdstore.ops.arithmetic import NUMBER_AS_TENSOR, InPlace, alike, as_tensors
 from tdstore.storekit.pages import HOLES, reserve
@@ -134,9 +135,8 @@ class LeafwiseTree(LockedTree):
             return tensor_operands(other, self._batch_size, [leaf.ndim for leaf in leaves])
         if isinstance(other, Tensor):
             return [other] * len(leaves)
-        if isinstance(other, (list, tuple, dict, str)):
-            raise InvalidTypeError(f"a TensorDict cannot be combined with a {type(other).__name__}")
-        return other
+        made = as_operand(other)
+        return self._operand(made, leaves) if isinstance(made, Tensor) else made
 
     def _match(self, other: Any, out: list[Tensor], path: tuple[str, ...], exact: bool) -> None:
         """List the leaves of `other` in the order of this tree's: matched by key, never by position."""

@@ -13,6 +13,7 @@ from typing import Any, Self, overload
 import torch
 from torch import Tensor
 
+from tdstore.arguments import as_device
 from tdstore.container.core.container import Container, EntrySource
 from tdstore.container.core.dim_names import as_names
 from tdstore.container.core.key_views import FirstKeys, IsLeaf, SortedKeys, signature_of
@@ -579,7 +580,7 @@ def _take(into: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
 def _as_device(device: Any) -> torch.device:
     if type(device) is torch.device and device == _CPU:
         return device
-    found = torch.device(device)
+    found = as_device(device)
     if found.type == "cuda" and found.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return found

@@ -1,0 +1,161 @@
+"""Checks of what callers pass, with one text for each kind of wrong argument."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.errors import ArgumentKindError, DeviceError, InvalidArgumentError, InvalidTypeError
+from tdstore.types import DeviceLike, Number
+
+T = TypeVar("T")
+
+
+def refuse_type(what: str, wanted: str, value: object) -> InvalidTypeError:
+    """Return the error for an argument of a wrong type, with a hint for the types that are passed by mistake.
+
+    Args:
+        what: the argument, such as `"out"`, or the method and what it takes.
+        wanted: what it should be, with its article.
+        value: what it is.
+    """
+    hint = None
+    if wanted == "a TensorDict" and isinstance(value, Mapping):
+        hint = "TensorDict(the dict, batch_size) makes one of it"
+    elif "tensor" in wanted and isinstance(value, (np.ndarray, list)):
+        hint = "torch.as_tensor() makes one of it"
+    return InvalidTypeError(f"{what} must be {wanted}, not {_kind(value)}", hint=hint)
+
+
+def _kind(value: object) -> str:
+    name = type(value).__name__
+    return "None" if value is None else f"an {name}" if name.startswith(("ndarray", *"aeiouAEIOU")) else f"a {name}"
+
+
+def as_list(values: Iterable[T], what: str, wanted: str) -> list[T]:
+    """List the elements of an argument.
+
+    Raises:
+        InvalidTypeError: it is no iterable.
+    """
+    try:
+        return list(values)
+    except TypeError:
+        if isinstance(values, Iterable):  # raised inside of it
+            raise
+        raise refuse_type(what, wanted, values) from None
+
+
+def as_device(device: DeviceLike) -> torch.device:
+    """Convert what names a device.
+
+    Raises:
+        DeviceError: torch knows no such device.
+    """
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        if isinstance(device, str):
+            why = str(error).partition(" device type at start")[0].partition("\n")[0]
+            raise DeviceError(f"{device!r} is no device: {why}", hint="pass 'cpu', 'cuda' or 'cuda:0'") from None
+        raise DeviceError(
+            f"a device is a string, a number or a torch.device, not {device!r} of type {type(device).__name__}",
+            hint="pass 'cpu', 'cuda' or 'cuda:0'",
+        ) from None
+
+
+def check_int(value: object, what: str) -> None:
+    """Refuse a number that is no integer.
+
+    Raises:
+        InvalidTypeError: it is something else.
+    """
+    try:
+        operator.index(value)  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        raise refuse_type(what, "an int", value) from None
+
+
+def check_callable(value: object, what: str) -> None:
+    """Refuse what cannot be called.
+
+    Raises:
+        InvalidTypeError: it is something else.
+    """
+    if not callable(value):
+        raise refuse_type(what, "a function", value)
+
+
+def check_mask(mask: object, what: str) -> None:
+    """Refuse a mask that is no tensor.
+
+    Raises:
+        InvalidTypeError: it is something else.
+    """
+    if not isinstance(mask, Tensor):
+        raise refuse_type(f"the {what}", "a bool tensor", mask)
+
+
+def check_separator(separator: object) -> None:
+    """Refuse what cannot split or join keys.
+
+    Raises:
+        InvalidTypeError: it is no string. InvalidArgumentError: it is empty.
+    """
+    if not isinstance(separator, str):
+        raise refuse_type("separator", "a string", separator)
+    if not separator:
+        raise InvalidArgumentError("separator must not be empty: it could not be found again in a key")
+
+
+def check_path(path: object, what: str) -> None:
+    """Refuse what names no file.
+
+    Raises:
+        InvalidTypeError: it is neither a string nor a path.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise refuse_type(what, "a path", path)
+
+
+def as_operand(operand: object) -> Tensor | Number | np.generic | torch.SymInt | torch.SymFloat | torch.SymBool:
+    """Return an operand of leaf-wise maths that is neither a TensorDict nor a tensor: an array as a tensor.
+
+    Raises:
+        InvalidTypeError: it is neither an array nor anything that acts as a number.
+    """
+    if isinstance(operand, np.ndarray):
+        return tensor_for(operand, "the leaves")
+    if not isinstance(operand, _NUMBERS):
+        raise InvalidTypeError(
+            f"a TensorDict cannot be combined with {_kind(operand)}: "
+            "pass a number, a tensor or an array that broadcasts with the batch, or a TensorDict"
+        )
+    return operand
+
+
+_NUMBERS = (int, float, complex, np.number, np.bool_, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def tensor_for(value: Any, what: str, dtype: torch.dtype | None = None) -> Tensor:
+    """Convert a value that is written into an entry, or combined with it, to a tensor.
+
+    Args:
+        value: a tensor, a number, a list or an array.
+        what: the entry, for the message.
+        dtype: the dtype of the tensor; default: that of the value.
+
+    Raises:
+        ArgumentKindError: no tensor can be made of it.
+    """
+    try:
+        return value if dtype is None and isinstance(value, Tensor) else torch.as_tensor(value, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        why = str(error).partition("\n")[0]
+        raise ArgumentKindError(f"{value!r:.80} is no tensor or number for {what}: {why}") from None

@@ -1,0 +1,159 @@
+"""Arguments that no method can take: an error of ours that names the argument, on every container, and no change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tdstore
+from tdstore import TensorDict
+from tdstore.errors import (
+    ArgumentKindError,
+    BatchSizeError,
+    DeviceError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    NotAGroupError,
+    TDStoreError,
+    UnknownBackendError,
+)
+
+from .containers import KINDS, floats
+
+LEAVES = {"a": torch.zeros(4, 2, 3), "n": {"c": torch.zeros(4, 2)}}
+MASK = torch.ones(4, 2, dtype=torch.bool)
+
+
+@pytest.fixture(params=["TensorDict", "memmap", "lazy 0", "h5", "window"])
+def td(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return KINDS[request.param](floats(), tmp_path, None).td
+
+
+CALLS: dict[str, tuple[Callable[[Any], Any], type[TDStoreError], str]] = {
+    "apply to a dict": (
+        lambda td: td.apply(torch.add, LEAVES),
+        InvalidTypeError,
+        "beside the function must be a TensorDict, not a dict\nHint: .*makes one of it",
+    ),
+    "apply_ to a tensor": (
+        lambda td: td.apply_(torch.add, torch.ones(3)),
+        InvalidTypeError,
+        "not a Tensor",
+    ),
+    "named_apply to None": (lambda td: td.named_apply(torch.add, None), InvalidTypeError, "a TensorDict, not None"),
+    "apply with another tree": (
+        lambda td: td.apply(lambda a, b: a, TensorDict({"a": torch.ones(4, 2), "n": torch.ones(4, 2)}, [4, 2])),
+        NotAGroupError,
+        "the entry 'n' is a TensorDict",
+    ),
+    "apply into a dict": (lambda td: td.apply(torch.neg, out={}), InvalidTypeError, "out must be a TensorDict"),
+    "apply with names": (lambda td: td.apply(torch.neg, names=3), InvalidTypeError, "names must be a sequence"),
+    "where into a dict": (
+        lambda td: td.where(MASK, 0, out={}),
+        InvalidTypeError,
+        "out must be a TensorDict",
+    ),
+    "where of a list": (lambda td: td.where([True] * 4, 0), InvalidTypeError, "condition must be a bool tensor"),
+    "where with a string": (lambda td: td.where(MASK, "x"), InvalidTypeError, "combined with a str"),
+    "mask of numpy": (
+        lambda td: td.masked_select(np.ones(4, bool)),
+        InvalidTypeError,
+        "an ndarray\nHint: torch",
+    ),
+    "mask of None": (lambda td: td.masked_fill(None, 0), InvalidTypeError, "the mask must be a bool tensor, not None"),
+    "mask in place": (lambda td: td.masked_fill_([True] * 4, 0), InvalidTypeError, "must be a bool tensor, not a list"),
+    "sum with strings": (lambda td: td + np.full(4, "x"), InvalidTypeError, "is no tensor or number for the leaves"),
+    "sum with None": (lambda td: td + None, InvalidTypeError, "combined with None: pass a number"),
+    "sum with a list": (lambda td: td + [1, 2, 3, 4], InvalidTypeError, "combined with a list"),
+    "in place": (lambda td: td.mul_(object()), InvalidTypeError, "combined with an object"),
+    "maximum": (lambda td: td.maximum(None), InvalidTypeError, "combined with None"),
+    "another batch": (lambda td: td + torch.ones(5), BatchSizeError, r"shape \[5\] cannot be broadcast to batch"),
+    "stack into a string": (lambda td: TensorDict.stack([td, td], out="x"), InvalidTypeError, "out must be a Tens"),
+    "stack of None": (lambda td: TensorDict.stack([td, None]), InvalidTypeError, "not with a NoneType"),
+    "stack nothing": (lambda td: TensorDict.stack(None), InvalidTypeError, "a sequence of TensorDicts, not None"),
+    "cat into a string": (lambda td: TensorDict.cat([td, td], out="x"), InvalidTypeError, "out must be a TensorDict"),
+    "cat nothing": (lambda td: TensorDict.cat(3), InvalidTypeError, "a sequence of TensorDicts, not an int"),
+    "lazy stack": (lambda td: TensorDict.lazy_stack([td], out={}), InvalidTypeError, "out must be a TensorDict"),
+    "a dimension": (lambda td: td.sum(0.0), ArgumentKindError, "a dimension is a number, not 0.0"),
+    "dimensions": (lambda td: td.unbind(torch.ones(5)), ArgumentKindError, "a dimension is a number"),
+    "permute": (lambda td: td.permute(None), ArgumentKindError, "sizes and dimensions are ints"),
+    "expand": (lambda td: td.expand(2.5), ArgumentKindError, "sizes and dimensions are ints .*not 2.5"),
+    "expand_as": (lambda td: td.expand_as(None), InvalidTypeError, "must be a TensorDict, not None"),
+    "split": (lambda td: td.split("a"), InvalidTypeError, "split_size must be an int or a sequence of ints, not a str"),
+    "split at floats": (lambda td: td.split([2.0, 2.0]), InvalidTypeError, "split_size must be an int"),
+    "chunk": (lambda td: td.chunk("a"), InvalidTypeError, "chunks must be an int, not a str"),
+    "pad": (lambda td: td.pad(None), InvalidTypeError, "pad_size must be a sequence of ints, not None"),
+    "pad with strings": (lambda td: td.pad(["a", "b"]), InvalidTypeError, "pad_size must be an int, not a str"),
+    "gather": (lambda td: td.gather(0, np.zeros(2)), InvalidTypeError, "the index must be an int64 tensor"),
+    "device": (lambda td: td.to("gpu"), DeviceError, "'gpu' is no device: Expected one of cpu, cuda"),
+    "device by a float": (lambda td: td.to(device=2.5), DeviceError, "not 2.5 of type float\nHint: pass 'cpu'"),
+    "flatten": (lambda td: td.flatten_keys(None), InvalidTypeError, "separator must be a string, not None"),
+    "unflatten": (lambda td: td.unflatten_keys(""), InvalidArgumentError, "separator must not be empty"),
+    "batch dimensions": (lambda td: td.auto_batch_size_("x"), InvalidTypeError, "batch_dims must be an int or None"),
+    "rows": (lambda td: td.__setitem__(1, "x"), InvalidTypeError, "'x' is no tensor or number for entry 'a'"),
+    "update": (
+        lambda td: td.update_(td.clone(), keys_to_update=3),
+        InvalidTypeError,
+        "keys_to_update must be a key",
+    ),
+    "state dict": (lambda td: td.load_state_dict(td), InvalidTypeError, "load_state_dict takes a dict"),
+    "a backend": (lambda td: td.save("somewhere", storage=3), UnknownBackendError, "no backend is named '3'"),
+    "save in the wrong order": (
+        lambda td: tdstore.save("run", td),
+        InvalidTypeError,
+        "the data to save must",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_error_names_the_argument_and_nothing_changes(td: Any, name: str) -> None:
+    call, kind, text = CALLS[name]
+    if name == "batch dimensions":
+        td = floats()  # a stored one refuses to change its batch size before it looks
+    before = td.to_tensordict()
+    with pytest.raises(kind, match=text):
+        call(td)
+    assert (td == before).all()
+
+
+def test_numbers_of_numpy_may_stand_at_the_left(td: Any) -> None:
+    assert (np.float64(2) * td == td * 2).all()
+    assert (np.float32(2) - td == 2 - td).all()
+    assert (np.float64(2) > td).all()
+
+
+def test_arrays_act_as_tensors(td: Any) -> None:
+    array = np.arange(8.0).reshape(4, 2)
+    tensor = torch.from_numpy(array)
+    assert (td + array == td + tensor).all()
+    assert (array * td == td * tensor).all()
+    assert (td.where(MASK, array) == td).all()
+    assert (td.where(~MASK, array)["n", "c"] == tensor).all()
+    want = td.to_tensordict().add_(tensor)
+    assert (td.unlock_().add_(array) == want).all()
+
+
+def test_what_the_builtin_classes_catch() -> None:
+    for builtin in (RuntimeError, TypeError, ValueError):  # of torch, for an unknown device and for what is none
+        with pytest.raises(builtin):
+            TensorDict({}, device="gpu")
+    with pytest.raises(RuntimeError):
+        TensorDict({"a": torch.ones(3)}, [3]) + torch.ones(5)
+
+
+@pytest.mark.parametrize("separator", [None, 3])
+def test_padding_functions(separator: Any) -> None:
+    with pytest.raises(InvalidTypeError, match="pad\\(\\) takes must be a TensorDict"):
+        tdstore.pad(separator, [0, 1])
+    with pytest.raises(InvalidTypeError, match="a sequence of TensorDicts"):
+        tdstore.pad_sequence(separator)
+    with pytest.raises(InvalidTypeError, match="must be a TensorDict"):
+        tdstore.pad_sequence([separator])
+    with pytest.raises(InvalidTypeError, match="pad_dim must be an int"):
+        tdstore.pad_sequence([floats()], pad_dim="x")
