@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from tdstore.arguments import check_separator
 from tdstore.container.core.container import Container
 from tdstore.convert.checkpoints import safetensors_files
 from tdstore.convert.objects import arrays, npz, python, pytree
@@ -335,6 +336,7 @@ class ConvertMixin(Container):
         Raises:
             UntrustedDataError: a value is not plain data. InvalidArgumentError: two entries have one name.
         """
+        check_separator(separator)
         safetensors_files.to_safetensors(self, path, separator, metadata)
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: NestedKey | None = None) -> TensorDict:

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform, overload
 
+from tdstore.arguments import refuse_type
 from tdstore.container.core.tensorclasses import Typed
 from tdstore.convert.objects import python as converting
 from tdstore.errors import InvalidTypeError
@@ -124,9 +125,11 @@ def from_dataclass(
         raise InvalidTypeError(f"from_dataclass takes a dataclass or an object of one, not a {type(obj).__name__}")
     if isinstance(obj, Typed) or (isinstance(obj, type) and issubclass(obj, Typed)):
         return obj
+    if dest_cls is not None and not (isinstance(dest_cls, type) and issubclass(dest_cls, Typed)):
+        raise refuse_type("dest_cls", "a tensorclass", dest_cls)
     flags = {"autocast": autocast, "frozen": frozen, "nocast": nocast, "shadow": shadow, "tensor_only": tensor_only}
     kind: Any = obj if isinstance(obj, type) else type(obj)
-    cls = dest_cls if dest_cls is not None else _class_like(kind, tuple(flags.items()))
+    cls: Any = dest_cls if dest_cls is not None else _class_like(kind, tuple(flags.items()))
     if isinstance(obj, type):
         return cls
     more: dict[str, Any] = {"auto_batch_size": auto_batch_size, "batch_dims": batch_dims, "device": device, **flags}

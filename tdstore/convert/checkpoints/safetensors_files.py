@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from tdstore.arguments import check_path, check_separator
 from tdstore.container.core.container import Container
 from tdstore.container.functions.construct_and_join import from_dict
 from tdstore.container.storage.describe import describe
@@ -98,6 +99,9 @@ def from_safetensors(
         >>> from_safetensors("t.safetensors")["n"].batch_size
         torch.Size([2])
     """
+    check_path(path, "path")
+    if separator is not None:
+        check_separator(separator)
     reader = packages.safetensors()
     try:
         with reader.safe_open(path, "pt", device=str(device or "cpu")) as file:

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from tdstore.arguments import check_separator, refuse_type
 from tdstore.container.core.container import Container
 from tdstore.container.functions.construct_and_join import from_dict
 from tdstore.convert.tables.engine_files import is_url, open_urls
@@ -86,6 +87,8 @@ def from_npz(
     shown = str(path) if isinstance(path, (str, os.PathLike)) else f"the file object {path!r}"
     with _opened(path, storage_options) as file:
         arrays = _arrays(file, shown, keys, max_bytes)
+    if separator is not None:
+        check_separator(separator)
     lengths = {array.shape[:1] for array in arrays.values()}
     if batch_size is None and not auto_batch_size:
         batch_size = lengths.pop() if len(lengths) == 1 else ()
@@ -111,6 +114,8 @@ def _opened(path: Any, storage_options: Mapping[str, Any] | None) -> Iterator[IO
     if storage_options:
         raise OptionError(f"{path}: storage_options are for URLs", hint="leave them out")
     if not isinstance(path, (str, os.PathLike)):
+        if not hasattr(path, "read"):
+            raise refuse_type("path", "a path or an open file", path)
         yield path
         return
     try:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tdstore.arguments import as_list, refuse_type
 from tdstore.container.core.container import Container
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.functions.construct_and_join import from_container, lazy_stack, maybe_dense_stack, stack
@@ -356,13 +358,15 @@ def from_list(
         >>> from_list([{"a": 1}, {"a": 2}])["a"]
         tensor([1, 2])
     """
-    values = list(input)
+    values = as_list(input, "what from_list() takes", "a list")
     if not values:
         raise InvalidStateError("from_list needs at least one element")
     if not _is_records(values):
         raise InvalidTypeError(
             "from_list takes a list of dicts, dataclasses, named tuples or TensorDicts, or of lists of them"
         )
+    if not isinstance(batch_dims, (int, NoneType)):
+        raise refuse_type("batch_dims", "an int or None", batch_dims)
     below = None if batch_size is None else as_size(batch_size)[1:]
     deeper = None if batch_dims is None else batch_dims - 1
     parts = [
@@ -434,6 +438,8 @@ def from_dict_instance(
     if isinstance(input_dict, Container):
         made: TensorDictBase = from_container(input_dict, batch_size, device, names)
         return made
+    if not isinstance(input_dict, Mapping):
+        raise refuse_type("what from_dict_instance() takes", "a dict or a TensorDict", input_dict)
     entries = {}
     for key, value in input_dict.items():
         like = td.get(key, None) if isinstance(value, Mapping) and not isinstance(value, Container) else None

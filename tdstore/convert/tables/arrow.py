@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from tdstore.arguments import check_separator
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.functions.construct_and_join import from_dict
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
@@ -156,6 +157,8 @@ def of_columns(
     """Build a TensorDict of columns: tensors, lists of a value per row, or mappings of such."""
     if batch_size is not None and auto_batch_size:
         raise OptionError("give batch_size or auto_batch_size=True, not both")
+    if separator is not None:
+        check_separator(separator)
     shape = batch_size if batch_size is not None else None if auto_batch_size else (rows,)
     cls, dims = Container._resident_class, batch_dims if auto_batch_size else None
     return from_dict(cls, _entries(columns, dtype, separator), shape, auto_batch_size, dims, device, None)

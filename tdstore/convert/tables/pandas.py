@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.arguments import refuse_type
 from tdstore.container.core.container import Container
 from tdstore.convert import packages
 from tdstore.convert.tables.arrow import column_twice, exactly, joined, of_columns, row_values
@@ -58,6 +59,8 @@ def from_pandas(
         >>> td["a"], td["n", "s"]
         (tensor([1, 2]), LinkedList(['x', 'y']))
     """
+    if not hasattr(dataframe, "iloc"):
+        raise refuse_type("what from_pandas() takes", "a DataFrame", dataframe)
     columns = {_name(name): series_column(dataframe.iloc[:, i]) for i, name in enumerate(dataframe.columns)}
     if len(columns) < dataframe.shape[1]:
         raise InvalidArgumentError(f"two columns have the same name: {[str(c) for c in dataframe.columns]}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tdstore.arguments import as_list, refuse_type
 from tdstore.convert import packages
 from tdstore.convert.tables import streaming
 from tdstore.convert.tables.arrow import from_arrow
@@ -141,6 +142,9 @@ def _located(path: Any, storage_options: Mapping[str, Any] | None) -> tuple[Any,
     return [os.fspath(one) for one, _ in found], found[0][1]["storage_options"] if found else options
 
 
+_COLUMNS = ("columns", "a list of names")
+
+
 class _Source:
     """The opened files, and the columns to read.
 
@@ -166,6 +170,8 @@ class _Source:
         stored = (schema.pandas_metadata or {}).get("index_columns", ())
         self._columns = columns if columns is not None else [name for name in schema.names if name not in stored]
         if columns is not None:
+            if isinstance(columns, str) or not all(isinstance(name, str) for name in as_list(columns, *_COLUMNS)):
+                raise refuse_type(*_COLUMNS, columns)
             unknown = [name for name in columns if not {name, name.partition(".")[0]} & {*schema.names}]
             if unknown:
                 raise InvalidArgumentError(f"{path} has no column {unknown[0]!r}; there are {schema.names}")
