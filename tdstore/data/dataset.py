@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 from tdstore import TensorDictBase
+from tdstore.arguments import as_device, check_callable
 from tdstore.errors import OutOfRangeError
 from tdstore.types import NestedKey
 
@@ -53,8 +54,10 @@ class TensorDictDataset(Dataset[TensorDictBase]):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._source = Source(data, columns, options)
+        if transform is not None:
+            check_callable(transform, "transform")
         self.transform = transform
-        self.device = None if device is None else torch.device(device)
+        self.device = None if device is None else as_device(device)
 
     @property
     def _allocator(self) -> Allocator | None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from tdstore import TensorDictBase
+from tdstore.arguments import check_callable, check_int
 from tdstore.errors import InvalidArgumentError, MismatchError
 from tdstore.types import NestedKey
 
@@ -148,12 +149,16 @@ class Epochs(Stream[Position]):
         super().__init__(prefetch, device, timeout)
         if rank is None and world_size is None:
             _warn_of_equal_batches()
+        if transform is not None:
+            check_callable(transform, "transform")
         rank, world_size = 0 if rank is None else rank, 1 if world_size is None else world_size
         sizes = {"batch_size": batch_size, "world_size": world_size, "span": span, "window_blocks": window_blocks}
         sizes |= {
             "stride": span if stride is None else stride,
             "block_rows": 1024 if block_rows is None else block_rows,
         }
+        for name, size in {**sizes, "rank": rank}.items():
+            check_int(size, name)
         for name, size in sizes.items():
             if size < 1:
                 raise InvalidArgumentError(f"{name}={size}: it is 1 or more")

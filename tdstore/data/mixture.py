@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tdstore.arguments import as_list, check_int, refuse_type
 from tdstore.errors import InvalidArgumentError, MismatchError
 
 from .epochs import Epochs, Position
@@ -66,7 +67,10 @@ class Mixture(Stream[MixturePosition]):
         device: torch.device | str | None = None,
         timeout: float | None = None,
     ) -> None:
-        self.sources = tuple(sources)
+        self.sources = tuple(as_list(sources, "sources", "a sequence of Epochs"))
+        for source in self.sources:
+            if not isinstance(source, Epochs):
+                raise refuse_type("a source of a mixture", "an Epochs", source)
         lengths = [len(source) for source in self.sources]
         if 0 in lengths:
             empty = lengths.index(0)
@@ -83,6 +87,7 @@ class Mixture(Stream[MixturePosition]):
             )
         self.seed = seed
         self.batches = sum(lengths) if batches is None else batches
+        check_int(self.batches, "batches")
         if self.batches < 1:
             raise InvalidArgumentError(f"batches={batches}: an epoch of a mixture has 1 or more")
         self._cumulated = np.cumsum(shares / shares.sum())

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 import tdstore
 from tdstore import Cap, MemoryMappedTensor, PersistentTensorDict, TensorDict, TensorDictBase
+from tdstore.arguments import as_list, refuse_type
 from tdstore.engine import expect_ranges
 from tdstore.errors import DimensionError, InvalidTypeError
 from tdstore.registry import registry
@@ -46,6 +48,8 @@ class Source:
         options: Mapping[str, Any] | None = None,
         ranges: int = 0,
     ) -> None:
+        if not isinstance(options, (Mapping, NoneType)):
+            raise refuse_type("options", "a dict", options)
         options = dict(options or {})
         if not tdstore.is_tensor_collection(data):
             data, options = registry().locate(data, options)
@@ -58,7 +62,9 @@ class Source:
                 hint="tdstore.from_any() makes a TensorDict of tables and other objects",
             )
         self.data = data
-        self.columns = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
+        if columns is not None:
+            columns = [columns] if isinstance(columns, str) else as_list(columns, "columns", "a sequence of keys")
+        self.columns = columns
         self.options = options
         self._ranges = ranges
         self._opened: TensorDictBase | None = None

@@ -1,12 +1,14 @@
 """Streams of batches whose position is a few integers, alone and in the workers of a `DataLoader`."""
 
 from collections.abc import Iterator
+from types import NoneType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tdstore import TensorDictBase
+from tdstore.arguments import as_device, check_int, refuse_type
 from tdstore.errors import InvalidArgumentError, InvalidStateError
 
 from .reading import ReadAhead, Task
@@ -38,12 +40,15 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
 
     def __init__(self, prefetch: int, device: torch.device | str | None, timeout: float | None) -> None:
         super().__init__()
+        check_int(prefetch, "prefetch")
+        if not isinstance(timeout, (int, float, NoneType)):
+            raise refuse_type("timeout", "a number of seconds", timeout)
         if prefetch < 0:
             raise InvalidArgumentError(f"prefetch={prefetch}: the number of batches to read ahead is 0 or more")
         if timeout is not None and not (timeout > 0 and prefetch):
             raise InvalidArgumentError(f"timeout={timeout}: it is a number of seconds, and needs prefetch=1 or more")
         self.prefetch = prefetch
-        self.device = None if device is None else torch.device(device)
+        self.device = None if device is None else as_device(device)
         self.timeout = timeout
         self._position = self._first(0)
         self._resumed = False  # whether the position is that of a state, and no iteration has begun since
@@ -107,6 +112,7 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
         Raises:
             InvalidArgumentError: the number is negative.
         """
+        check_int(epoch, "epoch")
         if epoch < 0:
             raise InvalidArgumentError(f"epoch {epoch}: epochs are counted from 0")
         self._set(self._first(epoch))

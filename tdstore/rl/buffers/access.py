@@ -14,7 +14,9 @@ from typing import Any, Self
 import torch
 
 from tdstore import TensorDict
+from tdstore.arguments import as_list, check_int, refuse_type
 from tdstore.errors import InvalidTypeError, KeyNotFoundError, OutOfRangeError
+from tdstore.keys import unravel
 from tdstore.rl.storages.indices import is_key
 from tdstore.rl.storages.lists import stacked
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
@@ -62,7 +64,7 @@ class RowAccess(ABC):
         Raises:
             KeyError: no such entry. RuntimeError: the value has another shape.
         """
-        self[key if isinstance(key, str) else tuple(key)] = value
+        self[unravel(key)] = value
         return self
 
     def set_at_(self, key: Any, value: Any, index: Any) -> Self:
@@ -96,10 +98,12 @@ class RowAccess(ABC):
         Raises:
             KeyError: no such entry. RuntimeError: a value has another shape.
         """
+        if not is_collection(data) and not isinstance(data, Mapping):
+            raise refuse_type("what update_() takes", "a TensorDict or a dict", data)
         received = data if is_collection(data) else TensorDict(dict(data))
         entries = {key if isinstance(key, tuple) else (key,): value for key, value in received.items(True, True)}
         if keys_to_update is not None:
-            named = [(key,) if isinstance(key, str) else tuple(key) for key in keys_to_update]
+            named = [unravel(key) for key in as_list(keys_to_update, "keys_to_update", "a sequence of keys")]
             entries = {path: v for path, v in entries.items() if any(path[: len(n)] == n for n in named)}
         with self._lock:
             self._set_entries(entries)
@@ -119,7 +123,10 @@ class RowAccess(ABC):
         Raises:
             RuntimeError: `data` has another number of rows. IndexError: there are fewer rows in the buffer.
         """
+        if not hasattr(data, "__len__"):
+            raise refuse_type("what write_all() takes", "rows", data)
         count = len(data) if end is None else end
+        check_int(count, "end")
         with self._lock:
             if self._storage.ndim == 1 and count > len(self._storage):
                 raise OutOfRangeError(f"{count} rows are to be written, and this buffer has {len(self._storage)}")

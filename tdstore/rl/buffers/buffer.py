@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from tdstore.arguments import check_int
 from tdstore.errors import InvalidArgumentError, InvalidStateError
 from tdstore.rl.buffers.access import RowAccess, rows_first
 from tdstore.rl.buffers.checkpoints import Resumable
@@ -19,6 +20,7 @@ from tdstore.rl.buffers.parts import (
     asked_size,
     call_transform,
     check_generator,
+    check_settings,
     check_size,
     check_transform,
     checkpointer_of,
@@ -126,10 +128,7 @@ class ReplayBuffer(RowAccess, Resumable):
             check_size(batch_size)
         if batch_size is None and getattr(self._sampler, "drop_last", False):
             raise InvalidArgumentError("a sampler with drop_last needs batch_size= in the constructor of the buffer")
-        if prefetch is not None and (not isinstance(prefetch, int) or prefetch < 0):
-            raise InvalidArgumentError(f"prefetch is a number of batches, not {prefetch!r}")
-        if dim_extend is not None and dim_extend < 0:
-            raise InvalidArgumentError(f"dim_extend is a dimension counted from the first one, not {dim_extend}")
+        check_settings(prefetch, dim_extend, collate_fn)
         self._collate, self._pin, self._prefetch = collate_fn, pin_memory, prefetch or 0
         self._batch_size, self._dim_extend = batch_size, dim_extend
         self.shared = shared
@@ -277,6 +276,7 @@ class ReplayBuffer(RowAccess, Resumable):
             invert: whether it is called before writing instead of after reading.
         """
         check_transform(transform)
+        check_int(index, "index")
         self._transforms.insert(index, (transform, invert))
         return self
 

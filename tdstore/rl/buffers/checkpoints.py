@@ -18,7 +18,8 @@ from torch import Generator, Tensor
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.errors import CorruptStoreError, StateDictError, StoreNotFoundError, TDStoreError
+from tdstore.arguments import check_path
+from tdstore.errors import CorruptStoreError, StateDictError, StoreExistsError, StoreNotFoundError, TDStoreError
 from tdstore.rl.buffers.writers import Writer
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.checkpoints import plan_load, plan_state
@@ -54,7 +55,10 @@ def dump_parts(
         pending: prefetched batches.
         about: plain data for the metadata.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise StoreExistsError(f"{folder} is no folder, and there is no room for one", url=str(folder)) from error
     for name, part in parts.items():
         part.dumps(folder / name)
     if generator is not None:
@@ -298,9 +302,10 @@ class Resumable(ABC):
             name = "_writer"
             cursor = plan_writer_state(self._writer, state_dict[name], room)
         except (KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, TDStoreError):
+            if isinstance(error, TDStoreError) and not isinstance(error, StateDictError):
                 raise
-            raise StateDictError(f"{name} of the state dict is malformed: {error!r}") from error
+            why = str(error) if isinstance(error, StateDictError) else repr(error)
+            raise StateDictError(f"{name} of the state dict is malformed: {why}") from error
         rng = state_dict.get("_rng")
         self._check_rng(rng)
         return partial(self._resume, (rows, position, cursor), state_dict.get("_batch_size", self._batch_size), rng)
@@ -345,6 +350,7 @@ class Resumable(ABC):
 
         A storage whose rows are already in `storage/` only commits them.
         """
+        check_path(path, "path")
         while True:
             with self._lock:
                 pending = list(self._pending)
@@ -369,6 +375,7 @@ class Resumable(ABC):
 
     def _plan_loads(self, path: str | os.PathLike[str]) -> Action:
         """Check that the buffer can continue from a checkpoint, and return the function that does so."""
+        check_path(path, "path")
         folder = FilePath(path)
         beside = read_buffer_state(folder)
         self._check_rng(beside.rng)

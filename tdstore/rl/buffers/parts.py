@@ -12,6 +12,7 @@ from torch import Tensor
 
 import tdstore
 from tdstore import TensorDict
+from tdstore.arguments import check_callable, check_int
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, TDStoreError
 from tdstore.interop import from_tensordict, to_tensordict
 from tdstore.rl.buffers.checkpoints import Checkpointer
@@ -173,6 +174,23 @@ def check_transform(transform: Any) -> None:
     """Raise TypeError unless this can be called with batches."""
     if not callable(transform):
         raise InvalidTypeError(f"transform is called with batches, which a {type(transform).__name__} cannot be")
+
+
+def check_settings(prefetch: int | None, dim_extend: int | None, collate_fn: object) -> None:
+    """Raise an error for arguments of a buffer that it cannot take.
+
+    Raises:
+        ValueError: a negative number. TypeError: no number, or no function.
+    """
+    if prefetch is not None and (not isinstance(prefetch, int) or prefetch < 0):
+        raise InvalidArgumentError(f"prefetch is a number of batches, not {prefetch!r}")
+    if collate_fn is not None:
+        check_callable(collate_fn, "collate_fn")
+    if dim_extend is None:
+        return
+    check_int(dim_extend, "dim_extend")
+    if dim_extend < 0:
+        raise InvalidArgumentError(f"dim_extend is a dimension counted from the first one, not {dim_extend}")
 
 
 def asked_size(asked: int | None, own: int | None) -> int:

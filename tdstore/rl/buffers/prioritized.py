@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tdstore.arguments import as_device
 from tdstore.dtypes import dtype_name
-from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, OutOfRangeError
+from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, OutOfRangeError, StateDictError
 from tdstore.rl.buffers.samplers import Info, Sampler, as_slots
 from tdstore.rl.buffers.segment_tree import SegmentTree
 from tdstore.rl.storages.state import Ints, State
@@ -66,7 +67,7 @@ class PrioritizedSampler(Sampler):
         device: DeviceLike | None = None,
     ) -> None:
         super().__init__()
-        if device is not None and torch.device(device).type != "cpu":
+        if device is not None and as_device(device).type != "cpu":
             raise InvalidTypeError(f"device={device!s}: priorities are kept on the CPU; leave the argument out")
         for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps)):
             if not isinstance(value, (int, float, np.number)) or not (value >= 0 and math.isfinite(value)):
@@ -246,6 +247,8 @@ class PrioritizedSampler(Sampler):
         Raises:
             ValueError: there are priorities beyond the slots of this sampler.
         """
+        if lacking := sorted({"_weights", "_alpha", "_beta", "_eps", "_largest"} - {*state_dict}):
+            raise StateDictError(f"this state of a prioritized sampler lacks {lacking}")
         weights = state_dict["_weights"].cpu().numpy().astype(np.float64)
         if len(weights) > self.max_capacity and weights[self.max_capacity :].any():
             raise InvalidArgumentError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import tdstore
+from tdstore.arguments import as_device
 from tdstore.errors import InvalidTypeError
 
 Entry = tuple[tuple[int, ...], torch.dtype]
@@ -89,7 +90,7 @@ class ScoreSpec(dict[str, Entry]):
         super().__init__(dict.fromkeys(FIELDS, ((*shape, 1), torch.bool)))
         self.data_cls = data_cls
         self.shape = shape
-        self.device = None if device is None else torch.device(device)
+        self.device = None if device is None else as_device(device)
 
     def zero(self) -> IFEvalScoreData:
         """Make an object whose fields are all False, with the batch size `shape`."""

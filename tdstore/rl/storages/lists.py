@@ -18,6 +18,7 @@ from torch import Tensor
 
 import tdstore
 from tdstore import NonTensorStack, TensorDict
+from tdstore.arguments import as_device
 from tdstore.errors import BatchSizeError, InvalidArgumentError, InvalidStateError, OutOfRangeError, UnsupportedError
 from tdstore.interop import from_tensordict
 from tdstore.rl.storages.base import Storage
@@ -59,7 +60,7 @@ class ListStorage(Storage):
         if max_size is not None and (isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1):
             raise InvalidArgumentError(f"max_size is a number of objects, at least 1, or None, not {max_size!r}")
         self.max_size = _UNLIMITED if max_size is None else max_size
-        self.device = None if device is None else torch.device(device)
+        self.device = None if device is None else as_device(device)
         self.initialized = True
         self._items: list[Any] = []
         self._lock = threading.RLock()

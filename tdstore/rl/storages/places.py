@@ -20,6 +20,7 @@ import torch
 
 import tdstore
 from tdstore import StoreHandle
+from tdstore.arguments import as_device
 from tdstore.errors import (
     CorruptStoreError,
     DirtyStoreError,
@@ -84,6 +85,7 @@ def find_place(storage: Any, path: Any, options: Mapping[str, Any]) -> tuple[Pla
         if options:
             raise OptionError(f"a storage in the memory has no option {next(iter(options))!r}")
         return Place(None, None, {}), torch.device("cpu" if storage in (None, "memory") else storage)
+    storage = str(storage)  # an error for what no backend can be named
     if "://" in storage:
         if location is not None:
             raise OptionError(f"storage={storage!r} is a place already, and path={location!r} another one")
@@ -112,7 +114,7 @@ def device_of(asked: Any, default: torch.device, *, in_memory: bool) -> torch.de
     if kind == "cpu" or default.type != "cpu":
         return default
     try:
-        device = torch.device(asked)
+        device = as_device(asked)
     except (RuntimeError, TypeError) as error:
         raise InvalidArgumentError(f"device={text!r}: torch knows no such device") from error
     if device.type == "cuda" and not torch.cuda.is_available():

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import tdstore
 from tdstore import TensorDict
+from tdstore.arguments import as_device
 from tdstore.errors import EmptyBufferError, InvalidArgumentError, InvalidStateError, InvalidTypeError
 from tdstore.rl.storages import LazyStorage
 
@@ -55,7 +56,7 @@ class ReplayBuffer:
         **options: Any,
     ) -> None:
         self.max_size = max_size
-        self.device = torch.device(device)
+        self.device = as_device(device)
         self.dtype = torch.float32 if dtype is None else dtype
         self._cast = dtype
         self._in_memory = storage is None and path is None

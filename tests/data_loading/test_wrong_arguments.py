@@ -1,0 +1,44 @@
+"""Arguments that epochs and mixtures cannot take are named when these are made, not when the first batch is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tdstore import TensorDict
+from tdstore.data import Epochs, Mixture, TensorDictDataset
+from tdstore.errors import DeviceError, InvalidTypeError, TDStoreError
+
+DATA = TensorDict({"a": torch.arange(6)}, [6])
+
+CALLS: dict[str, tuple[Callable[[], Any], type[TDStoreError], str]] = {
+    "half a batch": (lambda: Epochs(DATA, 2.5), InvalidTypeError, "batch_size must be an int, not a float"),
+    "no batch": (lambda: Epochs(DATA, None), InvalidTypeError, "batch_size must be an int, not None"),
+    "a rank": (lambda: Epochs(DATA, 2, rank="0", world_size=2), InvalidTypeError, "rank must be an int, not a str"),
+    "a span": (lambda: Epochs(DATA, 2, span=[1]), InvalidTypeError, "span must be an int, not a list"),
+    "batches read ahead": (lambda: Epochs(DATA, 2, prefetch=None), InvalidTypeError, "prefetch must be an int"),
+    "a timeout": (lambda: Epochs(DATA, 2, timeout="1s"), InvalidTypeError, "timeout must be a number of seconds"),
+    "a device": (lambda: Epochs(DATA, 2, device="gpu"), DeviceError, "'gpu' is no device"),
+    "a transform": (
+        lambda: Epochs(DATA, 2, transform="x"),
+        InvalidTypeError,
+        "transform must be a function",
+    ),
+    "columns": (lambda: TensorDictDataset(DATA, columns=3), InvalidTypeError, "columns must be a sequence of keys"),
+    "options": (lambda: TensorDictDataset(DATA, options="x"), InvalidTypeError, "options must be a dict, not a str"),
+    "a transform of a dataset": (lambda: TensorDictDataset(DATA, transform=3), InvalidTypeError, "must be a function"),
+    "an epoch": (lambda: Epochs(DATA, 2).set_epoch("1"), InvalidTypeError, "epoch must be an int, not a str"),
+    "no sources": (lambda: Mixture(None), InvalidTypeError, "sources must be a sequence of Epochs, not None"),
+    "data as a source": (lambda: Mixture([DATA]), InvalidTypeError, "must be an Epochs, not a TensorDict"),
+    "batches": (lambda: Mixture([Epochs(DATA, 2)], batches=2.5), InvalidTypeError, "batches must be an int"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_error_names_the_argument(name: str) -> None:
+    call, kind, text = CALLS[name]
+    with pytest.raises(kind, match=text):
+        call()

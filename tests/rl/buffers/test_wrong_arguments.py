@@ -1,0 +1,97 @@
+"""Arguments that no replay buffer can take: an error of ours that names the argument, and the rows as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tdstore import TensorDict
+from tdstore.errors import (
+    InvalidKeyError,
+    InvalidTypeError,
+    StateDictError,
+    StoreExistsError,
+    TDStoreError,
+    UnknownBackendError,
+)
+from tdstore.rl import (
+    LazyStorage,
+    LazyTensorStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+
+
+def rows() -> TensorDict:
+    return TensorDict({"obs": torch.arange(8.0).view(4, 2), "td_error": torch.ones(4)}, [4])
+
+
+@pytest.fixture(params=["memory", "prioritized", "h5"])
+def buffer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    made: ReplayBuffer
+    if request.param == "h5":
+        made = TensorDictReplayBuffer(storage=LazyStorage(10, storage="h5", path=tmp_path / "rows.h5"), batch_size=2)
+    elif request.param == "memory":
+        made = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    else:
+        made = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=LazyTensorStorage(10), batch_size=2)
+    made.extend(rows())
+    yield made
+    made.close()
+
+
+CALLS: dict[str, tuple[Callable[[Any], Any], type[TDStoreError], str]] = {
+    "checkpoint to None": (lambda b: b.dumps(None), InvalidTypeError, "path must be a path, not None"),
+    "checkpoint of None": (lambda b: b.loads(None), InvalidTypeError, "path must be a path, not None"),
+    "a key": (lambda b: b.set_(None, 1), InvalidKeyError, "a key is a string"),
+    "update by a number": (lambda b: b.update_(3), InvalidTypeError, "a TensorDict or a dict, not an int"),
+    "update by pairs": (lambda b: b.update_("xy"), InvalidTypeError, "a TensorDict or a dict, not a str"),
+    "keys": (lambda b: b.update_(rows(), keys_to_update=3), InvalidTypeError, "a sequence of keys, not an int"),
+    "no rows": (lambda b: b.write_all(None), InvalidTypeError, "must be rows, not None"),
+    "the end of rows": (lambda b: b.write_all(rows(), end="x"), InvalidTypeError, "end must be an int"),
+    "the place of a transform": (lambda b: b.insert_transform("x", len), InvalidTypeError, "index must be an int"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_error_names_the_argument_and_nothing_changes(buffer: Any, name: str) -> None:
+    call, kind, text = CALLS[name]
+    with pytest.raises(kind, match=text):
+        call(buffer)
+    assert (buffer[:].select("obs", "td_error") == rows()).all()
+
+
+def test_a_checkpoint_where_a_file_is(buffer: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(StoreExistsError, match="is no folder"):
+            buffer.dumps(place)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_settings_are_checked_when_the_buffer_is_made() -> None:
+    with pytest.raises(InvalidTypeError, match="collate_fn must be a function, not a str"):
+        ReplayBuffer(storage=LazyTensorStorage(10), collate_fn="stack")  # type: ignore[arg-type]
+    with pytest.raises(InvalidTypeError, match="dim_extend must be an int"):
+        ReplayBuffer(storage=LazyTensorStorage(10), dim_extend="x")  # type: ignore[arg-type]
+    with pytest.raises(UnknownBackendError, match="no backend is named '3'"):
+        LazyStorage(10, storage=3)
+
+
+@pytest.mark.parametrize("lacking", ["_weights", "_alpha", "_eps", "_largest"])
+def test_a_state_that_lacks_something_changes_nothing(lacking: str) -> None:
+    sampler, other = PrioritizedSampler(4, 0.5, 0.6), PrioritizedSampler(4, 0.7, 0.8)
+    before = sampler.state_dict()
+    state = other.state_dict()
+    del state[lacking]
+    with pytest.raises(StateDictError, match=lacking):
+        sampler.load_state_dict(state)
+    after = sampler.state_dict()
+    assert torch.equal(before.pop("_weights"), after.pop("_weights"))
+    assert before == after
