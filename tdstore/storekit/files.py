@@ -284,12 +284,16 @@ def create_file(name: str, parent: int, data: bytes | bytearray | memoryview, *,
 
     Raises:
         FileExistsError: there is a file of that name.
+        OSError: the storage failed; the file was removed.
     """
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE, 0o666, dir_fd=parent)
     try:
         write_at(fd, memoryview(data), 0)
         if sync:
             os.fsync(fd)
+    except BaseException:
+        unlink_if_there(name, parent)  # so that it can be written again
+        raise
     finally:
         os.close(fd)
 
@@ -522,11 +526,7 @@ def _rename2(parent: int, a: str, b: str, flags: int) -> int:
 
 
 def make_parents(folder: str) -> list[str]:
-    """Create a folder and those above it.
-
-    Returns:
-        The folders that did not exist before, the outermost first.
-    """
+    """Create a folder and those above it; return those that did not exist before, the outermost first."""
     missing, made = [], []
     while not os.path.isdir(folder):
         missing.append(folder)

@@ -53,6 +53,24 @@ def test_a_failure_in_the_middle_is_raised(tmp_path: Path, monkeypatch: pytest.M
         os.close(fd)
 
 
+def test_a_new_file_that_did_not_fit_can_be_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_full(fd: int, data: memoryview, at: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    root = files.open_dir(str(tmp_path))
+    try:
+        with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
+            full.setattr(os, "pwrite", is_full)
+            files.create_file("meta.json", root, b"{}")
+        assert os.listdir(tmp_path) == []
+        files.create_file("meta.json", root, b"{}")
+        with pytest.raises(FileExistsError):
+            files.create_file("meta.json", root, b"[]")
+        assert (tmp_path / "meta.json").read_bytes() == b"{}"
+    finally:
+        os.close(root)
+
+
 @pytest.mark.parametrize("keep", [1, 2, 16])
 def test_a_tree_of_many_folders_needs_few_descriptors(tmp_path: Path, keep: int) -> None:
     root, before = files.open_dir(str(tmp_path)), len(os.listdir("/proc/self/fd"))

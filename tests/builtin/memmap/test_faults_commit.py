@@ -100,7 +100,7 @@ def test_killed_at_random_moments(tmp_path: FsPath) -> None:
 @pytest.mark.skipif(not is_traceable(), reason="strace is not installed")
 @pytest.mark.parametrize(
     ("call", "when"),
-    [("pwrite64", 2), ("renameat", 1), ("renameat2", 1), ("fsync", 4), ("unlinkat", 2), ("pwrite64", 3)],
+    [("pwrite64", 2), ("mkdirat", 1), ("renameat2", 1), ("fsync", 4), ("unlinkat", 2), ("pwrite64", 3)],
 )
 def test_killed_by_strace(tmp_path: FsPath, call: str, when: int, request: pytest.FixtureRequest) -> None:
     """Killed from outside at real system calls, with nothing patched."""
