@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from tdstore.errors import DirtyStoreError, StoreIOError
-from tdstore.storekit import WriterState, WriterSteps, accept_dirty, commit_for_readers, end_writer
+from tdstore.storekit import WriterState, WriterSteps, accept_dirty, commit_for_readers, end_writer, session
 
 HERE = os.getpid()
 
@@ -182,3 +183,17 @@ def test_accepted_leaves_are_not_compared():
         raise AssertionError("a comparison reads every byte")
 
     assert accept_dirty("place", [("a",)], accept=True, damaged=compare)
+
+
+@pytest.mark.parametrize("key", ["a", "ä", "a\nb", "lone \udc80"])
+def test_the_log_of_sessions_names_leaves_of_any_name(tmp_path: Path, key: str) -> None:
+    root = os.open(tmp_path, os.O_RDONLY)
+    try:
+        own = session.Session(root, sync=False)
+        own.begin(timeout=1.0, url="here")
+        own.note([(key,)], [])
+        found = session.read_log(root)
+        assert found is not None and found.files == [(key,)] and found.own == {own.id} and not found.torn
+        own.drop()
+    finally:
+        os.close(root)

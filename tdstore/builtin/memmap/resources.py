@@ -46,6 +46,8 @@ class Hold:
         """While a published store is written in place."""
         self.private = False
         """Opened for reading: what is written to its tensors stays in this process."""
+        self.raw = b""
+        """The manifest of the last commit, which this store wrote or checked."""
         self._scratch: tuple[int, str] | None = None
         self._commit_lock = -1
 
@@ -116,19 +118,13 @@ class Hold:
         assert self.site is not None
         return session.exclusive(old, parent=self.site.parent, timeout=self.site.timeout, url=self.url)
 
-    @contextmanager
-    def publishing(self) -> Iterator[None]:
-        """Undo `begin_built` if the body fails: the store remains unpublished."""
-        assert self.site is not None
-        try:
-            yield
-        except BaseException:
-            if self.session is not None and self.site.temp:
-                self.session.drop()
-                self.session = None
-                files.unlink_if_there(session.NAME, self.root)
-                files.try_lock(self.site.root, exclusive=True)
-            raise
+    def stay_unpublished(self) -> None:
+        """Undo `begin_built` where the folder was not published after it."""
+        if self.session is not None and self.site is not None and self.site.temp:
+            self.session.drop()
+            self.session = None
+            files.unlink_if_there(session.NAME, self.root)
+            files.try_lock(self.site.root, exclusive=True)
 
     @contextmanager
     def committing(self, timeout: float) -> Iterator[None]:
@@ -298,7 +294,7 @@ class Hold:
             raw = files.read_small(documents.NAME, self.root, MAX_MANIFEST)
         except FileNotFoundError:
             return  # a directory of tensordict: it has no checksums
-        found, header = documents.decode_manifest(raw, url=self.url)
+        found, header = documents.decode_manifest(raw, url=self.url, checked=raw == self.raw)
         with files.Tree(self.root) as tree:
             records = [self._resealed(tree, r) if r.file and log.stale(r.path) else r for r in found.leaves]
         if raw.startswith(documents.LOGGED):

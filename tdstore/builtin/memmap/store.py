@@ -204,7 +204,7 @@ class MemmapStore(MemmapLeaves):
             accept=self._options["recover"] == "accept",
             url=self.url,
         )
-        self._header, self._raw = contents.header, contents.raw
+        self._header, self._raw, self._hold.raw = contents.header, contents.raw, contents.raw
         for leaf in contents.leaves:
             self._files[leaf.path] = leaf
             if leaf.packed:
@@ -273,9 +273,9 @@ class MemmapStore(MemmapLeaves):
         try:
             self._writer.sync()
             self._write_manifest(published=False)
-            with hold.publishing():
-                site.publish(replace=self._mode == "w", sync=self._sync, alone=hold.alone, ready=hold.begin_built)
+            site.publish(replace=self._mode == "w", sync=self._sync, alone=hold.alone, ready=hold.begin_built)
         except BaseException:
+            hold.stay_unpublished()
             self._header = before
             raise
         site.close()
@@ -349,7 +349,8 @@ class MemmapStore(MemmapLeaves):
         records = [leaf.record() for leaf in self._files.values()]
         raw = documents.encode_manifest(self._header, records, url=self.url, logged=logged)
         root = self._hold.root
-        files.replace_file(documents.NAME, root, raw, sync=self._sync)
+        write = files.replace_file if published or self._raw else files.create_file
+        write(documents.NAME, root, raw, sync=self._sync)
         if self._sync:
             if published:
                 files.fsync(root)
@@ -360,7 +361,7 @@ class MemmapStore(MemmapLeaves):
         self._committed_as(raw)
 
     def _committed_as(self, raw: bytes) -> None:
-        self._raw = raw
+        self._raw = self._hold.raw = raw
         for leaf in self._files.values():
             leaf.grown = leaf.grown and leaf.floor == leaf.nbytes  # longer still, after a growth that was taken back
         self._mark_committed()

@@ -316,16 +316,17 @@ class LeafWriter:
         """Move the files that were set aside to their names; returns the input of `place_back`."""
         done: list[Placed] = []
         root = self._hold.root
+        if not (aside := [leaf for leaf in self._hold.files.values() if leaf.temp is not None]):
+            return done
         with files.Tree(root) as tree:
-            for leaf in self._hold.files.values():
-                if leaf.temp is None:
-                    continue
+            for leaf in aside:
                 parent = tree.folder(leaf.file[:-1], create=True)
                 before: str | None = files.temp_name()
                 try:
                     files.link(leaf.file[-1], parent, before, root)  # type: ignore[arg-type]
                 except FileNotFoundError:
                     before = None
+                assert leaf.temp is not None
                 done.append((leaf, leaf.temp, before))
                 files.rename(leaf.temp, root, leaf.file[-1], parent)
                 # Renaming onto another name of the same file does nothing and reports success.
