@@ -37,20 +37,30 @@ def local_place(location: str, backend: str, what: str) -> str:
 
 
 def _real_path(text: str) -> str:
-    """Return what `os.path.realpath` does, by three calls of the system for the commonest name: one without links."""
-    name = os.path.abspath(text)
+    """Return what `os.path.realpath` does, by few calls of the system for the commonest name: one without links."""
+    name = text if text.startswith("/") else os.path.abspath(text)
+    if os.pardir not in text:
+        # Another name is that of a link, or one that a writer gave meanwhile to what it replaced and will remove.
+        if _is_real(name):
+            return name
+        folder, _, last = name.rpartition("/")
+        if last not in ("", ".") and not os.path.islink(name) and _is_real(folder):
+            return name  # nothing is there yet
+    return os.path.realpath(text)
+
+
+def _is_real(name: str) -> bool:
+    """Check whether something is there, and this is its name without links; False if that cannot be told."""
     try:
-        fd = os.open(text, _BY_NAME)
+        fd = os.open(name, _BY_NAME)
     except OSError:
-        return os.path.realpath(text)  # nothing is there yet
+        return False
     try:
-        found = os.readlink(f"/proc/self/fd/{fd}")
+        return os.readlink(f"/proc/self/fd/{fd}") == name
     except OSError:
-        return os.path.realpath(text)  # another system than Linux, or one without /proc
+        return False  # another system than Linux, or one without /proc
     finally:
         os.close(fd)
-    # Another name is that of a link, or one that a writer gave meanwhile to what it replaced, and is about to remove.
-    return name if found == name else os.path.realpath(text)
 
 
 _BY_NAME = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC

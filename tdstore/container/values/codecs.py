@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, PluginError, StoreError, UntrustedDataError
 from tdstore.hookspecs import Codec
@@ -24,24 +24,34 @@ _pickling: ContextVar[bool] = ContextVar("pickling", default=False)
 _trusting: ContextVar[bool] = ContextVar("trusting", default=False)
 
 
-@contextmanager
-def pickling(yes: bool) -> Iterator[None]:
+class _Within:
+    """Set a context variable within a `with` block."""
+
+    __slots__ = ("_before", "_yes")
+    _variable: ClassVar[ContextVar[bool]]
+
+    def __init__(self, yes: bool) -> None:
+        self._yes = yes
+
+    def __enter__(self) -> None:
+        self._before = self._variable.set(self._yes)
+
+    def __exit__(self, *error: object) -> None:
+        self._variable.reset(self._before)
+
+
+class pickling(_Within):  # noqa: N801 - reads as a statement: `with pickling(True):`
     """Allow or refuse the pickling of values within a `with` block; saved data is not unpickled."""
-    before = _pickling.set(yes)
-    try:
-        yield
-    finally:
-        _pickling.reset(before)
+
+    __slots__ = ()
+    _variable = _pickling
 
 
-@contextmanager
-def trusting(yes: bool) -> Iterator[None]:
+class trusting(_Within):  # noqa: N801
     """Allow or refuse the unpickling of values within a `with` block, which runs code; the caller of `open` decides."""
-    before = _trusting.set(yes)
-    try:
-        yield
-    finally:
-        _trusting.reset(before)
+
+    __slots__ = ()
+    _variable = _trusting
 
 
 def to_plain(value: object) -> JSON:
