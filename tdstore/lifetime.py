@@ -158,6 +158,8 @@ class LiveObjects(Generic[T]):
     def add(self, item: T) -> None:
         """Add an object, unless it is in the set already."""
         references, key = self._references, id(item)
+        if (known := references.get(key)) is not None and known() is item:
+            return
 
         def forget(reference: weakref.ref[T]) -> None:
             if references.get(key) is reference:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -18,6 +19,8 @@ from tdstore.errors import (
 from tdstore.hookspecs import Backend
 
 TELL = "tell the authors of the plugin"
+_imported: set[str] = set()
+"""Modules whose import has ended: `import_module` asks for locks each time."""
 
 
 def import_function(backend: Backend, field: str, origin: Callable[[Backend], str]) -> Callable[..., object]:
@@ -34,7 +37,9 @@ def import_function(backend: Backend, field: str, origin: Callable[[Backend], st
     module, _, attribute = getattr(backend, field).partition(":")
     what = "an opener" if field == "opener" else f"a function {field!r}"
     try:
-        found: Callable[..., object] = getattr(importlib.import_module(module), attribute)
+        known = sys.modules.get(module) if module in _imported else None
+        found: Callable[..., object] = getattr(known or importlib.import_module(module), attribute)
+        _imported.add(module)
     except ImportError as error:
         raise MissingDependencyError(
             f"the {backend.name!r} backend ({origin(backend)}) needs {error.name or error!s}, which is not installed",

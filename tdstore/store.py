@@ -76,6 +76,7 @@ class Cap(enum.Flag):
 
 LIVE = Cap.VIEW | Cap.SHARED
 """Writes to tensors of such a store need no commit; it ends with the last of its tensors."""
+_PERSISTENT, _LIVE = Cap.PERSISTENT.value, LIVE.value
 _CHANGES = frozenset({"create", "write", "delete", "rename", "resize", "save_header", "save_version"})
 """Methods that change a store: from the first call on, the end of the process closes it if nothing else did."""
 _STRUCTURE = frozenset({"create", "delete", "rename", "resize"})
@@ -86,9 +87,9 @@ def _registering(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def change(self: Store, *args: Any, **kwargs: Any) -> Any:
-        caps = self.caps.value  # `in` of an enum costs as much as a short write
-        if caps & Cap.PERSISTENT.value:
-            lifetime.register(self, resident=caps & LIVE.value == LIVE.value)
+        caps = self.caps._value_  # `in` of an enum costs as much as a short write
+        if caps & _PERSISTENT:
+            lifetime.register(self, resident=caps & _LIVE == _LIVE)
         self.uncommitted = True
         if structure:
             self.restructured = True

@@ -60,7 +60,8 @@ class Site:
     ) -> None:
         self.path = path
         self.url = url
-        self.name = os.path.basename(path)
+        folder, _, self.name = path.rpartition("/")
+        folder = folder or "/"
         self.timeout = timeout
         self.temp = ""
         self.parent = self.root = -1
@@ -74,15 +75,21 @@ class Site:
         self._swapped = False
         if not self.name:
             raise refusals.other_kind(url, "the root of all folders")
-        folder = os.path.dirname(path)
         with files.io_errors(url, "making its folder"):
-            self._made += files.make_parents(folder)
-            self.parent = files.open_dir(folder)
+            try:
+                self.parent = files.open_dir(folder)
+            except FileNotFoundError:
+                self._made += files.make_parents(folder)
+                self.parent = files.open_dir(folder)
         try:
             self._refuse_open_dataset(folder)
-            with files.io_errors(url, "making its folder"), self.locked():
-                self._sweep()
-                self._make_temp()
+            with files.io_errors(url, "making its folder"):
+                self._lock_parent()
+                try:
+                    self._sweep()
+                    self._make_temp()
+                finally:
+                    files.unlock(self.parent)
         except BaseException:
             self.close()
             raise
@@ -174,10 +181,14 @@ class Site:
             ready: called under the parent's lock, before the target is examined.
             swapped: called once the built folder has replaced another one.
         """
-        with files.io_errors(self.url, "publishing"), self.locked():
-            ready()
-            while not self._swap(replace=replace, sync=sync, alone=alone, swapped=swapped):
-                pass
+        with files.io_errors(self.url, "publishing"):
+            self._lock_parent()
+            try:
+                ready()
+                while not self._swap(replace=replace, sync=sync, alone=alone, swapped=swapped):
+                    pass
+            finally:
+                files.unlock(self.parent)
 
     def _swap(
         self,
@@ -247,7 +258,7 @@ class Site:
             if fd >= 0:
                 os.close(fd)
         self.root = self.parent = -1
-        if not forked:
+        if self._made and not forked:
             files.remove_empty(self._made)
 
     # -- beginning -------------------------------------------------------------------------
@@ -285,7 +296,7 @@ def leftovers(folder: int, pattern: re.Pattern[str]) -> list[str]:
 
     Args:
         folder: a descriptor of the folder.
-        pattern: matches such names; the same one at each save.
+        pattern: matches such names, which begin with a dot; the same one at each save.
     """
     info = os.fstat(folder)
     key = info.st_dev, info.st_ino, pattern
@@ -297,7 +308,7 @@ def leftovers(folder: int, pattern: re.Pattern[str]) -> list[str]:
         if len(_saves_until_look) >= 1024:  # looking too early does no harm
             _saves_until_look.clear()
         _saves_until_look[key] = wait
-    return [name for name in names if pattern.fullmatch(name)]
+    return [name for name in names if name[0] == "." and pattern.fullmatch(name)]
 
 
 def _is_folder(name: str, parent: int) -> bool:

@@ -39,7 +39,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -238,7 +238,7 @@ def read_log(root: int) -> Log | None:
     me = _me()
     for line in data.splitlines():
         try:
-            _apply(log, json.loads(line), me)
+            _apply(log, _event(line), me)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             log.torn = True
     log.torn |= bool(data) and not data.endswith(b"\n")
@@ -411,8 +411,19 @@ class Session:
                 os.close(parent)
 
 
+def _event(line: bytes) -> Any:
+    """Decode what `_line` returned."""
+    try:
+        return msgspec.json.decode(line)
+    except msgspec.DecodeError:  # a lone surrogate in a name, or no JSON
+        return json.loads(line)
+
+
 def _line(event: dict[str, object]) -> bytes:
-    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+    try:
+        return msgspec.json.encode(event) + b"\n"
+    except UnicodeEncodeError:  # a lone surrogate in a name
+        return json.dumps(event, separators=(",", ":")).encode() + b"\n"
 
 
 def open_parent(root: int) -> int:

@@ -140,7 +140,8 @@ class NamedStorageMixin(Container):
         """Allocate memory-mapped files for the same keys, shapes and dtypes, filled with zeros.
 
         The tensors are not read, so an expanded TensorDict of a million rows takes no time and no memory. Values that
-        are not tensors are copied.
+        are not tensors are copied. Disk space is reserved, so that later writes cannot meet a full disk; they take less
+        time by as much. `preallocate=False` leaves that out, for files of which few rows are ever written.
 
         Args:
             prefix: a directory. Default: temporary files, deleted with the last tensor over them.

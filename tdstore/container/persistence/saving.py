@@ -483,7 +483,8 @@ def require_container(found: Any) -> TensorDictBase:
 
 def _lock_stored(td: Any, handle: StoreHandle) -> None:
     """Lock a new dataset, on every backend alike: rows can be written, keys stay. Entries in memory stay unlocked."""
-    if handle.store.caps & (Cap.PERSISTENT | Cap.SHARED):
+    caps = handle.store.caps
+    if Cap.PERSISTENT in caps or Cap.SHARED in caps:
         td.lock_()
 
 
