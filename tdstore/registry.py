@@ -411,7 +411,7 @@ class Registry:
             lifetime.settle()  # a handle that was dropped may still hold the lock of this place
         opener = cast("Callable[..., Store]", import_function(backend, "opener", self._origin))
         check_options(backend, opener, options)
-        place = os.fspath(location) if isinstance(location, os.PathLike) else location
+        place = os.fspath(location) if type(location) is not str and isinstance(location, os.PathLike) else location
         if mode == "w" and isinstance(place, str) and not backend.checks_target:
             self._check_replaceable(backend, opener, place, options)
         store = self._call(backend, opener, place, mode, options)

@@ -33,20 +33,16 @@ def local_place(location: str, backend: str, what: str) -> str:
         raise OptionError(
             f"{location!r} is not the name of a {what}", url=location, hint=f"the {backend} backend needs a local one"
         )
-    return _real_path(text)
-
-
-def _real_path(text: str) -> str:
-    """Return what `os.path.realpath` does, by few calls of the system for the commonest name: one without links."""
     name = text if text.startswith("/") else os.path.abspath(text)
-    if os.pardir not in text:
-        # Another name is that of a link, or one that a writer gave meanwhile to what it replaced and will remove.
-        if _is_real(name):
-            return name
-        folder, _, last = name.rpartition("/")
-        if last not in ("", ".") and not os.path.islink(name) and _is_real(folder):
-            return name  # nothing is there yet
-    return os.path.realpath(text)
+    # Another name is that of a link, or one that a writer gave meanwhile to what it replaced and will remove.
+    return name if os.pardir not in text and _is_real(name) else _real_path(text, name)
+
+
+def _real_path(text: str, name: str) -> str:
+    """Return what `os.path.realpath` does, by few calls of the system where only the folder of a new name is there."""
+    folder, _, last = name.rpartition("/")
+    plain = os.pardir not in text and last not in ("", ".") and not os.path.islink(name)
+    return name if plain and _is_real(folder) else os.path.realpath(text)
 
 
 def _is_real(name: str) -> bool:

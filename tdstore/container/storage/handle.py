@@ -131,7 +131,8 @@ class StoreHandle:
             location, options = locate(location, options)
         store, backend = open_unread(location, storage=storage, mode=mode, **options)
         try:
-            place = os.fspath(location) if isinstance(location, os.PathLike) else location
+            is_path = type(location) is not str and isinstance(location, os.PathLike)
+            place = os.fspath(location) if is_path else location
             return cls(store, backend, place, mode, options)
         except BaseException:
             store.close()
