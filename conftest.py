@@ -145,6 +145,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 @pytest.fixture(scope="module", autouse=True)
+def frozen_survivors() -> Iterator[None]:
+    """Freeze what outlives a module, as caches do: each `gc.collect()` of a test walked a million objects."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
 def shared_samples() -> Iterator[None]:
     """Fail a module that wrote into the samples of all: another test, of another module, would fail for it."""
     samples = [value for sample in (crash.OLD, crash.NEW) for value in sample.values()]
