@@ -58,6 +58,7 @@ from tdstore.convert.tables.parquet import from_parquet
 from tdstore.header import Header
 from tdstore.hookspecs import Backend, Codec, hookimpl
 from tdstore.io.housekeeping import DatasetInfo, delete, exists, info, list_datasets
+from tdstore.io.opening import Location, Storage
 from tdstore.io.verifying import verify
 from tdstore.io.versions import prune, tag, untag, versions
 from tdstore.memmap import MemoryMappedTensor
@@ -106,7 +107,7 @@ teach_vmap()
 teach_collate()
 
 
-def open(location: Any = None, mode: Mode = "r", *, storage: Any = None, **options: Any) -> TensorDictBase:
+def open(location: Location = None, mode: Mode = "r", *, storage: Storage = None, **options: Any) -> TensorDictBase:
     """Open a dataset: as a `TensorDict` over live tensors where its store has them, else as a `PersistentTensorDict`.
 
     Nothing is read but the structure; entries are read when they are used. A `with` block closes the dataset.
@@ -136,7 +137,7 @@ def open(location: Any = None, mode: Mode = "r", *, storage: Any = None, **optio
     return open_container(location, storage=storage, mode=mode, **options)
 
 
-def save(data: TensorDictBase, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> TensorDictBase:
+def save(data: TensorDictBase, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> TensorDictBase:
     """Save a container as a new dataset: `data.save(prefix, ...)`.
 
     Args:
@@ -158,7 +159,7 @@ def save(data: TensorDictBase, prefix: Any = None, copy_existing: bool = False, 
     return saved
 
 
-def memmap(data: TensorDictBase, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> TensorDictBase:
+def memmap(data: TensorDictBase, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> TensorDictBase:
     """Save a container as memory-mapped files: `data.memmap(prefix, ...)`.
 
     Args:

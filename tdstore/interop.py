@@ -16,6 +16,7 @@ from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
 from tdstore.container.values.nontensor import MetaData, NonTensor, NonTensorData, NonTensorStack
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, MissingDependencyError, OptionError
 from tdstore.tensorclass.making import tensorclass
+from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
 from tdstore.tensordicts.params import TensorDictParams
 from tdstore.tensordicts.resident.tensordict import TensorDict
@@ -32,7 +33,7 @@ def _tensordict() -> Any:
     return tensordict
 
 
-def to_tensordict(td: Any) -> Any:
+def to_tensordict(td: TensorDictBase) -> Any:
     """Convert to a container of the `tensordict` package, around the same tensors.
 
     Lazy stacks, `TensorDictParams`, values that are no tensors, names and locks are kept; tensors over files are
@@ -219,7 +220,7 @@ def _body_of(cls: Any) -> dict[str, Any]:
 
 
 # -- torchrl -----------------------------------------------------------------------------------
-def torchrl_storage(td: Any, *, length: int | None = None) -> Any:
+def torchrl_storage(td: TensorDictBase, *, length: int | None = None) -> Any:
     """Build a storage for torchrl's replay buffers over a TensorDict, wherever that is: rows are read as they are
     sampled.
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from tdstore.errors import UnsupportedError
 from tdstore.types import Path
 
 
-def place_of_group(group: Any) -> tuple[object, Path, str] | None:
+def place_of_group(group: object) -> tuple[object, Path, str] | None:
     """Return the location, the inner path, and the backend of an open h5py or zarr group; None for other objects.
 
     The location of a zarr group is its store object.

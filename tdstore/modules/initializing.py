@@ -29,7 +29,7 @@ class Initialization:
         self._places: list[tuple[dict[str, Any], str, Any, Any]] = []
 
     @classmethod
-    def await_call(cls, module: Any, slots: dict[str, Any], key: str, own: Any, substitute: Any) -> None:
+    def await_call(cls, module: nn.Module, slots: dict[str, Any], key: str, own: Any, substitute: Any) -> None:
         """Initialize at the first call of a module.
 
         Args:
@@ -47,7 +47,7 @@ class Initialization:
         found._places.append((slots, key, own, substitute))
 
     @classmethod
-    def end(cls, module: Any) -> None:
+    def end(cls, module: nn.Module) -> None:
         """Take it from a module that got its own parameters back."""
         if isinstance(vars(module).get("initialize_parameters"), cls):
             del vars(module)["initialize_parameters"]

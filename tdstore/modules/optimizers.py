@@ -24,7 +24,7 @@ KIND = "__kind__"
 _SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple}
 
 
-def optimizer_tree(cls: Any, optimizer: torch.optim.Optimizer) -> TensorDict:
+def optimizer_tree(cls: type, optimizer: torch.optim.Optimizer) -> TensorDict:
     """Return the state of an optimizer as a TensorDict of class `cls`, around the same tensors."""
     _check(optimizer)
     held = optimizer.state_dict()
@@ -33,7 +33,7 @@ def optimizer_tree(cls: Any, optimizer: torch.optim.Optimizer) -> TensorDict:
     return _node(cls, parts | {key: _entry(cls, value) for key, value in held.items() if key not in parts})
 
 
-def load_optimizer(td: Any, optimizer: torch.optim.Optimizer) -> None:
+def load_optimizer(td: Container, optimizer: torch.optim.Optimizer) -> None:
     """Load such a TensorDict, which must be resident, into an optimizer; tensors are copied."""
     _check(optimizer)
     for part in ("state", "param_groups"):

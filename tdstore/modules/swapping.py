@@ -186,7 +186,7 @@ class Loan:
             self._writes.append((module, slots, key, there, value, borrowed))
         return old
 
-    def fill(self, td: Any, module: Any) -> dict[str, Any]:
+    def fill(self, td: Container, module: nn.Module) -> dict[str, Any]:
         """Put each tensor in its place; what was there, as nested dicts."""
         old = self.plan(td, module)
         self.run()
@@ -300,7 +300,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b)
 
 
-def load_state(module: nn.Module, td: Any, inplace: bool) -> TensorDict:
+def load_state(module: nn.Module, td: Container, inplace: bool) -> TensorDict:
     """Fill a module through its `load_state_dict`, whose hooks run; what was there, where that changed.
 
     Raises:

@@ -255,7 +255,7 @@ class TensorClass(Surface, metaclass=Fields):
 
     @classmethod
     def from_tensordict(
-        cls, tensordict: Any, non_tensordict: Mapping[str, Any] | None = None, safe: bool = True
+        cls, tensordict: Container, non_tensordict: Mapping[str, Any] | None = None, safe: bool = True
     ) -> Self:
         """Build an object around a TensorDict of any kind, which it shares: nothing is copied.
 
@@ -369,7 +369,7 @@ class TensorClass(Surface, metaclass=Fields):
                 )
             return late(self, name)
 
-    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Entry:
+    def get(self, key: NestedKey, default: object = AS_SET, **kwargs: Any) -> Entry:
         """Return a field, or an entry below it, unwrapped; None for a field that is None, else `default`.
 
         Args:
@@ -392,7 +392,9 @@ class TensorClass(Surface, metaclass=Fields):
         found = self._tensordict.get_at(key, index, default)
         return unwrapped(found, self._flags)
 
-    def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any) -> Self:
+    def set(
+        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any
+    ) -> Self:
         """Set a field, or an entry below it.
 
         Raises:
@@ -437,7 +439,7 @@ class TensorClass(Surface, metaclass=Fields):
         for key in [k for k, v in found.items() if v is None and (wanted is None or (k,) in wanted)]:
             changes.then(functools.partial(self.set, key, None))
 
-    def replace(self, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> Self:
+    def replace(self, input_dict_or_td: Container | Mapping[Any, Any] | None = None, *args: Any, **kwargs: Any) -> Self:
         """Replace as `TensorDict.replace`; None clears a field.
 
         Raises:
@@ -536,10 +538,8 @@ class TensorClass(Surface, metaclass=Fields):
             LockedError: the class is frozen.
         """
         if self._flags.frozen:
-            raise errors.LockedError(
-                f"a frozen {type(self).__name__} stays locked",
-                hint="dataclasses.replace(obj, field=value) makes another",
-            )
+            kind, hint = type(self).__name__, "dataclasses.replace(obj, field=value) makes another"
+            raise errors.LockedError(f"a frozen {kind} stays locked", hint=hint)
         self._tensordict.unlock_()
         return self
 

@@ -94,7 +94,7 @@ def check_schema(cls: Any, schema: Mapping[Any, Any]) -> None:
             check_schema(hint, {tuple(below): spec} if below else spec)
 
 
-def unmark(cls: Any, td: Any) -> Any:
+def unmark(cls: Any, td: Container) -> Any:
     """Return the result of `from_pytree` without its marks on the dicts of fields."""
     if isinstance(td, Container) and not isinstance(td, Typed):
         made: Any = td

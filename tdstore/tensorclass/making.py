@@ -88,7 +88,7 @@ def _of_a_dataclass(cls: type) -> dict[str, Any]:
     return body
 
 
-def is_tensorclass(value: Any) -> bool:
+def is_tensorclass(value: object) -> bool:
     """Check whether a value, or a class, is a tensorclass; a `TypedTensorDict` is a TensorDict instead."""
     kind = value if isinstance(value, type) else type(value)
     return issubclass(kind, Typed) and not issubclass(kind, TypedTensorDict)
@@ -97,7 +97,7 @@ def is_tensorclass(value: Any) -> bool:
 def from_dataclass(
     obj: Any,
     *,
-    dest_cls: Any = None,
+    dest_cls: type | None = None,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
     batch_size: SizeLike | None = None,

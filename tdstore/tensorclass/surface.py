@@ -52,7 +52,7 @@ def install(target: type[Typed], source: type) -> None:
             setattr(target, name, made)
 
 
-def forwarded(name: str, value: Any, source: type) -> Any:
+def forwarded(name: str, value: object, source: type) -> Any:
     """Return an attribute that forwards to the wrapped container; None for what is not the instance's."""
     if isinstance(value, FunctionType):
         return _method(name, value)
@@ -63,7 +63,7 @@ def forwarded(name: str, value: Any, source: type) -> Any:
     return value if isinstance(value, staticmethod) else None
 
 
-def again(cls: type[Typed], made: Any) -> Any:
+def again(cls: type[Typed], made: object) -> Any:
     """Wrap a result of the container again where it is of the same kind."""
     if isinstance(made, Container):
         return cls._wrap_if_fits(made)
@@ -128,7 +128,7 @@ def _result(obj: Any, made: Any, kwargs: dict[str, Any]) -> Any:
     return again(type(obj), made)
 
 
-def bare(value: Any) -> Any:
+def bare(value: object) -> Any:
     """Unwrap the container of an argument, or those of a list."""
     if isinstance(value, list) and any(isinstance(part, Typed) for part in value):
         return [unwrap(part) for part in value]

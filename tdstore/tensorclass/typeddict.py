@@ -134,7 +134,7 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
             raise InvalidTypeError(f"{cls.__name__}() is missing {', '.join(map(repr, sorted(lost)))}")
 
     @classmethod
-    def from_tensordict(cls, td: Any, *, check: bool = True) -> Self:  # type: ignore[override]
+    def from_tensordict(cls, td: Container, *, check: bool = True) -> Self:  # type: ignore[override]
         """Build an object around a TensorDict of any kind, which it shares: nothing is copied.
 
         Args:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tdstore.container.core.container import Container
 from tdstore.container.core.tensorclasses import Typed, full_name, lookup, rewrap, unwrap
 from tdstore.errors import InvalidTypeError
 
 
-def unwrap_tensorclass(value: Any) -> Any:
+def unwrap_tensorclass(value: object) -> Any:
     """Return the container that a tensorclass has, the same object each time; anything else as it is.
 
     Example:
@@ -25,7 +26,7 @@ def unwrap_tensorclass(value: Any) -> Any:
     return unwrap(value)
 
 
-def wrap_tensorclass(cls: type, container: Any) -> Any:
+def wrap_tensorclass(cls: type, container: Container) -> Any:
     """Return a container as an object of a tensorclass, without copying it and without `__post_init__`.
 
     Args:

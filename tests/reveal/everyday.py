@@ -7,6 +7,14 @@ from torch import Tensor
 
 import tdstore
 from tdstore import TensorDict, TensorDictBase
+from tdstore.rl import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictReplayBuffer,
+)
 from tdstore.types import DeviceLike, Entry, IndexType, NestedKey, SizeLike
 
 td = TensorDict({"a": torch.zeros(3, 4)}, batch_size=[3])
@@ -120,3 +128,22 @@ def rows(data: TensorDictBase, key: NestedKey, index: IndexType, size: SizeLike,
     made = TensorDict(batch_size=size, device=device)
     reveal_type(made)  # TensorDict
     return chosen.get(key)
+
+
+# replay buffers
+buffer = TensorDictReplayBuffer(
+    storage=LazyTensorStorage(10, device="cpu"),
+    sampler=SliceSampler(num_slices=2, end_key=("next", "done"), traj_key=None),
+    transform=torch.sin,
+    batch_size=2,
+)
+reveal_type(buffer)  # TensorDictReplayBuffer
+reveal_type(buffer.storage)  # Storage
+reveal_type(buffer.sampler)  # Sampler
+reveal_type(buffer.writer)  # Writer
+reveal_type(buffer.extend(td))  # Tensor
+reveal_type(buffer.add(td[0]))  # int | Tensor | None
+reveal_type(buffer.set_storage(lambda: LazyMemmapStorage(10, scratch_dir="rows")))  # Storage
+buffer.update_priority(torch.tensor([0, 1]), 0.5)
+buffer.set_at_(("next", "done"), mask, slice(0, 3))
+reveal_type(ReplayBuffer(storage=ListStorage(3)).extend([object(), "any object"]))  # Tensor

@@ -30,7 +30,9 @@ HEADER = "tdstore"
 """The entry of the file's metadata that holds the header and the path of each tensor."""
 
 
-def to_safetensors(td: Any, path: Any, separator: str, metadata: Mapping[str, str] | None) -> None:
+def to_safetensors(
+    td: Container, path: str | os.PathLike[str], separator: str, metadata: Mapping[str, str] | None
+) -> None:
     """See `TensorDict.to_safetensors`."""
     groups, specs = describe(td)
     tensors: dict[str, Tensor] = {}

@@ -259,7 +259,7 @@ class _Loading:
         self._extra: list[str] = []
         self._parts: list[_Part] = []
 
-    def plan(self, td: Any, tree: Tree, path: Path) -> None:
+    def plan(self, td: Container, tree: Tree, path: Path) -> None:
         """Plan the change of each entry."""
         if tree.stack_dim is not None or _is_of_elements(td, tree):
             self._elements(td, tree, path)

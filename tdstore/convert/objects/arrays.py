@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tdstore.tensordicts.resident.tensordict import TensorDict
 
 
-def to_numpy(td: Any) -> dict[str, Any]:
+def to_numpy(td: Container) -> dict[str, Any]:
     """Convert to nested dicts of values and of arrays over the memory of the leaves; values per row become arrays."""
     out: dict[str, Any] = {}
     for key, value in td._resident().items():
@@ -102,7 +102,7 @@ def from_struct_array(
     return from_dict(cls, fields_of(array, cls), shape, auto, dims, device, None)
 
 
-def to_struct_array(td: Any) -> np.ndarray[Any, Any]:
+def to_struct_array(td: Container) -> np.ndarray[Any, Any]:
     """Build a structured array of the batch's shape, with a field per entry."""
     in_memory = td._plain_leaves() is not None
     if not in_memory:

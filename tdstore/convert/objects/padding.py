@@ -14,12 +14,13 @@ from tdstore.container.core.tensorclasses import class_of, rewrap, unwrap
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.errors import InvalidStateError, UnevenError
 from tdstore.index.shapes import as_size
+from tdstore.types import NestedKey
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.resident.tensordict import TensorDict
 
 
-def to_padded_tensor(td: Any, padding: float, mask_key: Any) -> TensorDict:
+def to_padded_tensor(td: Container, padding: float, mask_key: NestedKey | None) -> TensorDict:
     """See `TensorDict.to_padded_tensor`."""
     if mask_key is not None and -1 not in td.batch_size:
         raise InvalidStateError(

@@ -165,7 +165,7 @@ def from_dict(
     return made_from_dict(cls, input_dict, batch_size, auto_batch_size, batch_dims, device, names)
 
 
-def fromkeys(keys: Iterable[Any], value: Any = 0) -> TensorDict:
+def fromkeys(keys: Iterable[Any], value: object = 0) -> TensorDict:
     """Make a TensorDict without batch dimensions whose keys all hold one value.
 
     Args:
@@ -416,13 +416,13 @@ def to_namedtuple(td: Any, dest_cls: type | None) -> tuple[Any, ...]:
 
 
 def from_dict_instance(
-    td: Any,
+    td: Container,
     input_dict: Mapping[Any, Any],
     auto_batch_size: bool | None,
-    batch_size: Any,
-    device: Any,
+    batch_size: SizeLike | None,
+    device: DeviceLike | None,
     batch_dims: int | None,
-    names: Any,
+    names: NamesLike,
 ) -> TensorDictBase:
     """Build as `from_dict`; nested dicts become instances of the classes of the entries of `td`.
 

@@ -88,7 +88,7 @@ def _numbered(values: Any) -> dict[str, Any]:
     return {str(i): value for i, value in enumerate(values)}
 
 
-def to_pytree(td: Any) -> Any:
+def to_pytree(td: Container) -> Any:
     """Rebuild the argument of `from_pytree`; return a TensorDict of another origin unchanged."""
     mark = td.get(MARK, None)
     mark = mark.flat()[0] if isinstance(mark, NonTensor) and mark.numel() else None

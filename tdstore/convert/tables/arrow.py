@@ -88,7 +88,7 @@ def refuse_twice(names: Iterable[str]) -> None:
         raise InvalidArgumentError(f"two columns have the same name, {twice!r}: rename one of {names}")
 
 
-def exports_arrow(obj: Any) -> bool:
+def exports_arrow(obj: object) -> bool:
     """Check whether an object exports a table or a column by Arrow's C data interface."""
     return not isinstance(obj, type) and (hasattr(obj, "__arrow_c_stream__") or hasattr(obj, "__arrow_c_array__"))
 
@@ -149,8 +149,8 @@ def of_columns(
     rows: int,
     auto_batch_size: bool,
     batch_dims: int | None,
-    device: Any,
-    batch_size: Any,
+    device: DeviceLike | None,
+    batch_size: SizeLike | None,
     separator: str | None,
     dtype: torch.dtype | None,
 ) -> TensorDict:
@@ -291,7 +291,7 @@ def _dates(column: Any, arrow: Any) -> Tensor | list[Any]:
 
 
 def to_arrow(
-    td: Any, separator: str | None = None, types: Mapping[Path, Any] | None = None, tensors: bool = False
+    td: Container, separator: str | None = None, types: Mapping[Path, Any] | None = None, tensors: bool = False
 ) -> pa.Table:
     """Convert to an Arrow table of a row per element of the first batch dimension, see `TensorDict.to_arrow`.
 
@@ -403,7 +403,7 @@ def row_values(value: NonTensor, rows: int) -> list[Any]:
     return found
 
 
-def value_types(td: Any, prefix: Path = ()) -> dict[Path, Any]:
+def value_types(td: Container, prefix: Path = ()) -> dict[Path, Any]:
     """Infer the Arrow types of all entries that are not tensors from all their rows. Reads no tensors."""
     out: dict[Path, Any] = {}
     for key in td._first_keys():

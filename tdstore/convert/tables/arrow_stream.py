@@ -18,7 +18,9 @@ FIRST_ROWS = 1024
 """The rows of the first block of entries whose size is not known before they are read."""
 
 
-def to_reader(td: Any, separator: str | None, tensors: bool, block_bytes: int = BLOCK_BYTES) -> pa.RecordBatchReader:
+def to_reader(
+    td: Container, separator: str | None, tensors: bool, block_bytes: int = BLOCK_BYTES
+) -> pa.RecordBatchReader:
     """Make a reader of record batches, see `TensorDict.to_arrow_reader`."""
     td = with_rows(td, "a table")
     types = value_types(td)

@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 import numpy as np
 import torch
 
-from tdstore.container.core.container import GROUP
+from tdstore.container.core.container import GROUP, Container
 from tdstore.convert import packages
 from tdstore.convert.tables import streaming
 from tdstore.convert.tables.arrow import to_arrow, value_types
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # -- out ---------------------------------------------------------------------------------------
 
 
-def to_parquet(td: Any, path: Any, separator: str | None, tensors: bool, options: dict[str, Any]) -> None:
+def to_parquet(td: Container, path: FileLike, separator: str | None, tensors: bool, options: dict[str, Any]) -> None:
     """See `TensorDict.to_parquet`."""
     td = with_rows(_without_groups(td, separator), "a file of rows")
     if check_ragged(td):
@@ -84,7 +84,7 @@ def to_csv(td: Any, path: Any, separator: str | None, options: dict[str, Any]) -
             frame.to_csv(place, **{"index": False, "header": header if not i else False, **again, **options})
 
 
-def to_json(td: Any, path: Any, separator: str | None, lines: bool, options: dict[str, Any]) -> None:
+def to_json(td: Container, path: FileLike, separator: str | None, lines: bool, options: dict[str, Any]) -> None:
     """See `TensorDict.to_json`."""
     td = _table(td, separator)
     if options:  # pandas' own

@@ -17,7 +17,7 @@ SEPARATOR = "."
 _ENCODINGS: dict[type, str] = {str: "str", bytes: "bytes", int: "int", bool: "int", float: "float64"}
 
 
-def write(td: Any, columns: dict[str, str] | None, writer: Any, options: dict[str, Any]) -> None:
+def write(td: Container, columns: dict[str, str] | None, writer: Any, options: dict[str, Any]) -> None:
     """See `TensorDict.to_mds`."""
     kind: Any = packages.mds_writer() if writer is None else None
     td = with_rows(td, "a dataset of samples")

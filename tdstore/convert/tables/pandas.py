@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def from_pandas(
-    dataframe: Any,
+    dataframe: pd.DataFrame,
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
@@ -121,14 +121,14 @@ def _cells(cells: list[Any]) -> Tensor | list[Any]:
     return cells
 
 
-def to_pandas(td: Any, separator: str | None) -> pd.DataFrame:
+def to_pandas(td: Container, separator: str | None) -> pd.DataFrame:
     """Convert to a pandas frame, see `TensorDict.to_pandas`."""
     td = with_rows(td, "a frame")
     columns = columns_of(td, separator)
     return packages.pandas().DataFrame(columns, index=None if columns else range(td.batch_size[0]))
 
 
-def columns_of(td: Any, separator: str | None) -> dict[str, Any]:
+def columns_of(td: Container, separator: str | None) -> dict[str, Any]:
     """Return the columns of a TensorDict with rows: each an array of numbers, or a list of arrays or values."""
     refuse_ragged(td, "a table")
     return _columns(td._resident(), (), td.batch_size[0], separator)

@@ -157,7 +157,12 @@ class _Source:
     """
 
     def __init__(
-        self, path: Any, dataset: Any, columns: list[str] | None, options: dict[str, Any], for_reading: dict[str, Any]
+        self,
+        path: FileLike,
+        dataset: Any,
+        columns: list[str] | None,
+        options: dict[str, Any],
+        for_reading: dict[str, Any],
     ) -> None:
         self._path = path
         self._dataset = dataset

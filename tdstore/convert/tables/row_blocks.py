@@ -50,7 +50,7 @@ def _leaf_shapes(td: Any) -> Iterator[Any]:
         yield node._leaf_shape(key)
 
 
-def refuse_ragged(td: Any, what: str) -> None:
+def refuse_ragged(td: Container, what: str) -> None:
     """Raise an error that names the first entry whose rows differ in shape, if there is one."""
     for key in td._first_keys():
         kind = td._kind(key)
@@ -62,7 +62,7 @@ def refuse_ragged(td: Any, what: str) -> None:
             )
 
 
-def with_jagged(td: Any) -> TensorDictBase:
+def with_jagged(td: Container) -> TensorDictBase:
     """Read a TensorDict into memory; rows of different lengths in a lazy stack become nested tensors.
 
     Raises:

@@ -163,7 +163,7 @@ class Target(NamedTuple):
 
 
 @contextmanager
-def reading(path: Any) -> Iterator[None]:
+def reading(path: object) -> Iterator[None]:
     """Name the file in the error of a reader that cannot parse it."""
     try:
         yield

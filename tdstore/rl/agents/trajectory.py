@@ -68,7 +68,7 @@ class Trajectory(tdstore.TensorClass):
     terminated: Tensor
 
     @classmethod
-    def from_steps(cls, steps: Sequence[Step], *, task: Any = None, terminated: bool = False) -> Self:
+    def from_steps(cls, steps: Sequence[Step], *, task: str | None = None, terminated: bool = False) -> Self:
         """Put steps together, in order.
 
         Args:

@@ -20,6 +20,8 @@ from tdstore.keys import unravel
 from tdstore.rl.storages.indices import is_key
 from tdstore.rl.storages.lists import stacked
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
+from tdstore.rl.types import RowIndex, Rows
+from tdstore.types import NestedKey
 
 
 class RowAccess(ABC):
@@ -58,7 +60,7 @@ class RowAccess(ABC):
             entries = {key: torch.as_tensor(value).transpose(0, dim) for key, value in entries.items()}
         self._storage.put_columns(entries)
 
-    def set_(self, key: Any, value: Any) -> Self:
+    def set_(self, key: NestedKey, value: Any) -> Self:
         """Set one entry of all rows, and return the buffer.
 
         Raises:
@@ -67,7 +69,7 @@ class RowAccess(ABC):
         self[unravel(key)] = value
         return self
 
-    def set_at_(self, key: Any, value: Any, index: Any) -> Self:
+    def set_at_(self, key: NestedKey, value: Any, index: RowIndex) -> Self:
         """Set one entry of some rows, and return the buffer.
 
         Args:
@@ -113,7 +115,7 @@ class RowAccess(ABC):
         """Return the rows `[:end]` in the order of their slots."""
         return self[slice(None) if end is None else slice(end)]
 
-    def write_all(self, data: Any, end: int | None = None) -> None:
+    def write_all(self, data: Rows, end: int | None = None) -> None:
         """Write rows to the first slots.
 
         Args:
@@ -133,7 +135,7 @@ class RowAccess(ABC):
             self[:count] = data
 
 
-def rows_first(data: Any, dim: int) -> Any:
+def rows_first(data: Rows, dim: int) -> Any:
     """Exchange dimensions 0 and `dim` of data; a list of items is stacked before."""
     if isinstance(data, list):
         data = stacked(data)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -15,13 +15,12 @@ from torch import Tensor
 from tdstore.arguments import check_int
 from tdstore.errors import InvalidArgumentError, InvalidStateError
 from tdstore.rl.buffers.access import RowAccess, rows_first
-from tdstore.rl.buffers.checkpoints import Resumable
+from tdstore.rl.buffers.checkpoints import Checkpointer, Resumable
 from tdstore.rl.buffers.parts import (
     asked_size,
     call_transform,
     check_generator,
     check_settings,
-    check_size,
     check_transform,
     checkpointer_of,
     collated,
@@ -46,6 +45,7 @@ from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.indices import is_key
 from tdstore.rl.storages.lists import ListStorage
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
+from tdstore.rl.types import Priorities, RowIndex, Rows, SamplerPart, StoragePart, Transform, WriterPart
 
 T = TypeVar("T")
 
@@ -95,17 +95,17 @@ class ReplayBuffer(RowAccess, Resumable):
     def __init__(
         self,
         *,
-        storage: Any = None,
-        sampler: Any = None,
-        writer: Any = None,
-        collate_fn: Callable[[Any], Any] | None = None,
+        storage: StoragePart | None = None,
+        sampler: SamplerPart | None = None,
+        writer: WriterPart | None = None,
+        collate_fn: Transform | None = None,
         pin_memory: bool = False,
         prefetch: int | None = None,
-        transform: Any = None,
+        transform: Transform | None = None,
         transform_factory: Callable[[], Any] | None = None,
         batch_size: int | None = None,
         dim_extend: int | None = None,
-        checkpointer: Any = None,
+        checkpointer: Checkpointer | Callable[[], Checkpointer] | None = None,
         generator: torch.Generator | None = None,
         consume_after_n_samples: int | None = None,
         shared: bool = False,
@@ -124,11 +124,9 @@ class ReplayBuffer(RowAccess, Resumable):
         self._sampler: Any = consuming(sampler, consume_after_n_samples, prefetch)
         self._checkpointer = checkpointer_of(checkpointer)
         self._writer: Any = made_part("writer", writer, self._default_writer, is_writer)
-        if batch_size is not None:
-            check_size(batch_size)
+        check_settings(batch_size, prefetch, dim_extend, collate_fn)
         if batch_size is None and getattr(self._sampler, "drop_last", False):
             raise InvalidArgumentError("a sampler with drop_last needs batch_size= in the constructor of the buffer")
-        check_settings(prefetch, dim_extend, collate_fn)
         self._collate, self._pin, self._prefetch = collate_fn, pin_memory, prefetch or 0
         self._batch_size, self._dim_extend = batch_size, dim_extend
         self.shared = shared
@@ -174,19 +172,19 @@ class ReplayBuffer(RowAccess, Resumable):
 
     # -- parts -------------------------------------------------------------------------------
     @property
-    def storage(self) -> Any:
+    def storage(self) -> Storage:
         """Storage of the rows."""
-        return self._storage
+        return cast("Storage", self._storage)
 
     @property
-    def sampler(self) -> Any:
+    def sampler(self) -> Sampler:
         """Sampler, which chooses the rows of a batch."""
-        return self._sampler
+        return cast("Sampler", self._sampler)
 
     @property
-    def writer(self) -> Any:
+    def writer(self) -> Writer:
         """Writer, which chooses the slots of new rows."""
-        return self._writer
+        return cast("Writer", self._writer)
 
     @property
     def batch_size(self) -> int | None:
@@ -224,7 +222,7 @@ class ReplayBuffer(RowAccess, Resumable):
         elif generator is not None:
             self._sampler._rng = generator
 
-    def set_sampler(self, sampler: Any) -> Sampler:
+    def set_sampler(self, sampler: SamplerPart | None) -> Sampler:
         """Sample in another way; return the previous sampler."""
         with self._lock:
             before: Sampler = self._sampler
@@ -232,7 +230,7 @@ class ReplayBuffer(RowAccess, Resumable):
             self.set_rng(self._generator)
         return before
 
-    def set_writer(self, writer: Any) -> Writer:
+    def set_writer(self, writer: WriterPart | None) -> Writer:
         """Write in another way; return the previous writer."""
         with self._lock:
             before: Writer = self._writer
@@ -240,7 +238,7 @@ class ReplayBuffer(RowAccess, Resumable):
             self._writer.register_storage(storage_for(self._writer, self._storage))
         return before
 
-    def set_storage(self, storage: Any, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
+    def set_storage(self, storage: StoragePart | None, collate_fn: Transform | None = None) -> Storage:
         """Keep the rows in another storage, whose rows are used from now on; return the previous one.
 
         Args:
@@ -259,7 +257,7 @@ class ReplayBuffer(RowAccess, Resumable):
             self.set_rng(self._generator)
         return before
 
-    def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
+    def append_transform(self, transform: Transform, *, invert: bool = False) -> ReplayBuffer:
         """Call a function with each batch, after those before it.
 
         Args:
@@ -267,7 +265,7 @@ class ReplayBuffer(RowAccess, Resumable):
         """
         return self.insert_transform(len(self._transforms), transform, invert=invert)
 
-    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBuffer:
+    def insert_transform(self, index: int, transform: Transform, *, invert: bool = False) -> ReplayBuffer:
         """Insert a transform, otherwise as `append_transform`.
 
         Args:
@@ -281,7 +279,7 @@ class ReplayBuffer(RowAccess, Resumable):
         return self
 
     # -- writing -----------------------------------------------------------------------------
-    def extend(self, data: Any) -> Tensor:
+    def extend(self, data: Rows) -> Tensor:
         """Write rows.
 
         Args:
@@ -340,7 +338,7 @@ class ReplayBuffer(RowAccess, Resumable):
                 self._sampler.follow(self._storage, as_slots(written, self._storage))
         return index
 
-    def update_priority(self, index: Any, priority: Any) -> None:
+    def update_priority(self, index: RowIndex, priority: Priorities) -> None:
         """Set priorities of rows, for samplers that use them.
 
         Raises:
@@ -353,7 +351,7 @@ class ReplayBuffer(RowAccess, Resumable):
             else:
                 self._sampler.update_priority(index, priority)
 
-    def mark_update(self, index: Any) -> None:
+    def mark_update(self, index: RowIndex) -> None:
         """Record rows that a writer wrote: called by storages that the buffer listens to.
 
         Rows of another buffer over the same storage get the largest priority before the next sample. No lock is taken

@@ -23,6 +23,7 @@ from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.structure import is_container, is_foreign
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
 from tdstore.rl.torchrl import torchrl_storage
+from tdstore.rl.types import Transform
 
 if TYPE_CHECKING:
     from torchrl.data import TensorStorage  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -105,7 +106,7 @@ def refuse(name: str, arguments: Mapping[str, Any]) -> None:
             raise InvalidTypeError(f"{argument}={value!r:.100} is not supported by {name}: {instead}")
 
 
-def consuming(sampler: V, count: Any, prefetch: Any) -> V | ConsumingSampler:
+def consuming(sampler: V, count: int | None, prefetch: int | None) -> V | ConsumingSampler:
     """Return the sampler that samples each row that many times; None: as often as the given sampler does.
 
     Raises:
@@ -119,7 +120,7 @@ def consuming(sampler: V, count: Any, prefetch: Any) -> V | ConsumingSampler:
     return made
 
 
-def checkpointer_of(checkpointer: Any) -> Checkpointer | None:
+def checkpointer_of(checkpointer: object) -> Checkpointer | None:
     """Return the object that writes the checkpoints of a storage; None: the storage itself.
 
     Raises:
@@ -142,7 +143,7 @@ def checkpointer_of(checkpointer: Any) -> Checkpointer | None:
     return cast("Checkpointer", made)
 
 
-def transforms_of(transform: V, factory: Any) -> V | Callable[[Any], Any]:
+def transforms_of(transform: V, factory: Callable[[], Transform] | None) -> V | Callable[[Any], Any]:
     """Return the transform of a buffer, from either of its two arguments.
 
     Raises:
@@ -158,30 +159,32 @@ def transforms_of(transform: V, factory: Any) -> V | Callable[[Any], Any]:
     return made
 
 
-def check_size(batch_size: Any) -> None:
+def check_size(batch_size: object) -> None:
     """Raise ValueError unless this is a number of rows."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise InvalidArgumentError(f"batch_size is a number of rows, at least 1, not {batch_size!r}")
 
 
-def check_generator(generator: Any) -> None:
+def check_generator(generator: object) -> None:
     """Raise TypeError unless this is a generator of random numbers, or None."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise InvalidTypeError(f"generator is a torch.Generator, not {type(generator).__name__}")
 
 
-def check_transform(transform: Any) -> None:
+def check_transform(transform: object) -> None:
     """Raise TypeError unless this can be called with batches."""
     if not callable(transform):
         raise InvalidTypeError(f"transform is called with batches, which a {type(transform).__name__} cannot be")
 
 
-def check_settings(prefetch: int | None, dim_extend: int | None, collate_fn: object) -> None:
+def check_settings(batch_size: object, prefetch: int | None, dim_extend: int | None, collate_fn: object) -> None:
     """Raise an error for arguments of a buffer that it cannot take.
 
     Raises:
         ValueError: a negative number. TypeError: no number, or no function.
     """
+    if batch_size is not None:
+        check_size(batch_size)
     if prefetch is not None and (not isinstance(prefetch, int) or prefetch < 0):
         raise InvalidArgumentError(f"prefetch is a number of batches, not {prefetch!r}")
     if collate_fn is not None:
@@ -209,22 +212,22 @@ def asked_size(asked: int | None, own: int | None) -> int:
     return int(asked)
 
 
-def is_storage(part: Any) -> bool:
+def is_storage(part: object) -> bool:
     """Check whether an object is a storage, of this package or of torchrl."""
     return isinstance(part, Storage) or all(hasattr(part, n) for n in ("get", "set", "max_size", "ndim"))
 
 
-def is_sampler(part: Any) -> bool:
+def is_sampler(part: object) -> bool:
     """Check whether an object is a sampler, of this package or of torchrl."""
     return isinstance(part, Sampler) or (not isinstance(part, type) and hasattr(part, "sample"))
 
 
-def is_writer(part: Any) -> bool:
+def is_writer(part: object) -> bool:
     """Check whether an object is a writer, of this package or of torchrl."""
     return isinstance(part, Writer) or (not isinstance(part, type) and hasattr(part, "register_storage"))
 
 
-def is_torchrl(part: Any) -> bool:
+def is_torchrl(part: object) -> bool:
     """Check whether an object is of a class of torchrl."""
     return type(part).__module__.split(".")[0] == "torchrl"
 
@@ -236,7 +239,7 @@ def storage_for(part: Any, storage: V) -> V | TensorStorage:
     return storage
 
 
-def is_transform(part: Any) -> bool:
+def is_transform(part: object) -> bool:
     """Check whether a transform is one of torchrl's, which takes its TensorDicts."""
     return isinstance(part, torch.nn.Module) and is_torchrl(part)
 

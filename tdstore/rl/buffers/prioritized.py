@@ -14,7 +14,9 @@ from tdstore.dtypes import dtype_name
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, OutOfRangeError, StateDictError
 from tdstore.rl.buffers.samplers import Info, Sampler, as_slots
 from tdstore.rl.buffers.segment_tree import SegmentTree
+from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.state import Ints, State
+from tdstore.rl.types import Priorities, RowIndex
 from tdstore.types import DeviceLike
 
 _MOST = 1 << 40
@@ -105,7 +107,7 @@ class PrioritizedSampler(Sampler):
         total = weights.sum()
         return weights / total if total else weights
 
-    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+    def slots(self, storage: Storage, batch_size: int) -> tuple[Ints, Info]:
         """Choose slots by their priorities.
 
         Raises:
@@ -128,7 +130,7 @@ class PrioritizedSampler(Sampler):
             )
         return slots, {"priority_weight": self._corrections(weights)}
 
-    def can_sample(self, storage: Any, batch_size: int) -> bool:
+    def can_sample(self, storage: Storage, batch_size: int) -> bool:
         """Check whether a row has a priority above 0."""
         return len(storage) > 0 and self._tree.total > 0
 
@@ -138,11 +140,11 @@ class PrioritizedSampler(Sampler):
             return torch.from_numpy(found.astype(np.float32))
         return torch.from_numpy(found).to(self.dtype)
 
-    def add(self, index: Any) -> None:
+    def add(self, index: RowIndex) -> None:
         """Set the largest priority for a new row."""
         self.extend(index)
 
-    def extend(self, index: Any, *, storage: Any = None) -> None:
+    def extend(self, index: RowIndex, *, storage: Any = None) -> None:
         """Set the largest priority for new rows. A storage with more slots than the sampler makes it larger."""
         slots = as_slots(index, storage)
         if storage is not None and len(slots) and slots.max() >= self.max_capacity:
@@ -179,11 +181,11 @@ class PrioritizedSampler(Sampler):
                 slots = np.setdiff1d(slots, written)
         self.extend(torch.from_numpy(slots), storage=storage)
 
-    def mark_update(self, index: Any, *, storage: Any = None) -> None:
+    def mark_update(self, index: RowIndex, *, storage: Any = None) -> None:
         """Set the largest priority for changed rows."""
         self.extend(index, storage=storage)
 
-    def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
+    def update_priority(self, index: RowIndex, priority: Priorities, *, storage: Any = None) -> None:
         """Set priorities of rows; a row that is named twice gets the last value, and index -1 is ignored.
 
         Args:
@@ -211,7 +213,7 @@ class PrioritizedSampler(Sampler):
             weights = self._weight(values)
             self._tree.update(slots, weights if len(weights) > 1 else float(weights[0]))
 
-    def check_index(self, index: Any, storage: Any) -> None:
+    def check_index(self, index: RowIndex, storage: Storage) -> None:
         """Check that an index names rows of the storage, or -1 for none.
 
         Raises:
@@ -266,7 +268,7 @@ class PrioritizedSampler(Sampler):
         return f"{type(self).__name__}(alpha={self.alpha}, beta={self.beta}, max_capacity={self.max_capacity})"
 
 
-def as_numbers(priority: Any) -> torch.Tensor:
+def as_numbers(priority: Priorities) -> torch.Tensor:
     """Return priorities as a tensor of real numbers.
 
     Raises:
@@ -283,7 +285,7 @@ def as_numbers(priority: Any) -> torch.Tensor:
     return received
 
 
-def ranked(priority: Any, rows: int) -> tuple[Floats, float]:
+def ranked(priority: Priorities, rows: int) -> tuple[Floats, float]:
     """Return the priorities of that many rows, `[rows]` or `[1]`, checked, and the largest of them.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -14,8 +15,11 @@ from torch import Tensor
 
 import tdstore
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, KeyNotFoundError, OutOfRangeError
+from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.state import Ints
 from tdstore.rl.storages.tabular import TabularStorage
+from tdstore.rl.types import Priorities, RowIndex
+from tdstore.types import NestedKey
 
 _FILE = "sampler_metadata.json"
 _FILE_OF_TORCHRL = "meta.json"
@@ -42,7 +46,7 @@ class Sampler(ABC):
         self._rng: torch.Generator | None = None
 
     @abstractmethod
-    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+    def slots(self, storage: Storage, batch_size: int) -> tuple[Ints, Info]:
         """Choose slots, counted over all their dimensions, and report what else is known about them.
 
         Args:
@@ -50,7 +54,7 @@ class Sampler(ABC):
             batch_size: how many slots.
         """
 
-    def sample(self, storage: Any, batch_size: int) -> tuple[Any, Info]:
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, Info]:
         """Choose slots.
 
         Returns:
@@ -64,11 +68,11 @@ class Sampler(ABC):
         slots, info = self.slots(storage, batch_size)
         return as_index(slots, storage), info
 
-    def can_sample(self, storage: Any, batch_size: int) -> bool:
+    def can_sample(self, storage: Storage, batch_size: int) -> bool:
         """Check whether a batch of this many slots can be sampled from the storage; nothing is drawn."""
         return len(storage) > 0
 
-    def available(self, storage: Any, batch_size: int) -> int:
+    def available(self, storage: Storage, batch_size: int) -> int:
         """Return how many places there are to sample from: rows, or places where a piece can begin."""
         return len(storage)
 
@@ -76,21 +80,21 @@ class Sampler(ABC):
         """Draw from that generator from now on."""
         self._rng = generator
 
-    def batches_left(self, storage: Any, batch_size: int) -> int | None:
+    def batches_left(self, storage: Storage, batch_size: int) -> int | None:
         """Return the number of batches left in this pass; None: there is no end."""
         return None
 
     # Notifications of buffers; most samplers need none of them.
-    def add(self, index: Any) -> None:
+    def add(self, index: RowIndex) -> None:
         """Record that a row was written."""
 
-    def extend(self, index: Any) -> None:
+    def extend(self, index: RowIndex) -> None:
         """Record that rows were written."""
 
-    def mark_update(self, index: Any, *, storage: Any = None) -> None:
+    def mark_update(self, index: RowIndex, *, storage: Storage | None = None) -> None:
         """Record that rows were changed."""
 
-    def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
+    def update_priority(self, index: RowIndex, priority: Priorities, *, storage: Storage | None = None) -> None:
         """Update the priorities of rows; samplers without priorities do nothing.
 
         Args:
@@ -149,7 +153,7 @@ class RandomSampler(Sampler):
         torch.Size([20])
     """
 
-    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+    def slots(self, storage: Storage, batch_size: int) -> tuple[Ints, Info]:
         """Choose slots."""
         return torch.randint(len(storage), (batch_size,), generator=self._rng, device="cpu").numpy(), {}
 
@@ -175,7 +179,7 @@ class SamplerWithoutReplacement(Sampler):
         self._at = 0
         self._length = 0
 
-    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+    def slots(self, storage: Storage, batch_size: int) -> tuple[Ints, Info]:
         """Choose the next slots of the pass.
 
         Raises:
@@ -195,7 +199,7 @@ class SamplerWithoutReplacement(Sampler):
             self._at = length
         return picked, {}
 
-    def can_sample(self, storage: Any, batch_size: int) -> bool:
+    def can_sample(self, storage: Storage, batch_size: int) -> bool:
         """Check whether there is a batch: with `drop_last`, only whole ones count."""
         return len(storage) >= (batch_size if self.drop_last else 1)
 
@@ -204,7 +208,7 @@ class SamplerWithoutReplacement(Sampler):
         if self.shuffle:
             self._order = torch.randperm(length, generator=self._rng, device="cpu").numpy()
 
-    def batches_left(self, storage: Any, batch_size: int) -> int | None:
+    def batches_left(self, storage: Storage, batch_size: int) -> int | None:
         """Return the number of batches left in this pass."""
         length = len(storage)
         left = length if length != self._length or self._at >= length else length - self._at
@@ -267,12 +271,12 @@ class ConsumingSampler(Sampler):
         if slots > len(self._counts):
             self._counts = np.append(self._counts, np.zeros(slots - len(self._counts), np.int64))
 
-    def left(self, storage: Any) -> Ints:
+    def left(self, storage: Storage) -> Ints:
         """Return the slots that can still be sampled."""
         self._reach(len(storage))
         return np.flatnonzero(self._counts[: len(storage)] < self.max_sample_count)
 
-    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+    def slots(self, storage: Storage, batch_size: int) -> tuple[Ints, Info]:
         """Choose slots, and count them.
 
         Raises:
@@ -291,21 +295,21 @@ class ConsumingSampler(Sampler):
         self.ran_out = not len(self.left(storage))
         return picked, {}
 
-    def can_sample(self, storage: Any, batch_size: int) -> bool:
+    def can_sample(self, storage: Storage, batch_size: int) -> bool:
         """Check whether a row is left."""
         return len(self.left(storage)) > 0
 
-    def batches_left(self, storage: Any, batch_size: int) -> int | None:
+    def batches_left(self, storage: Storage, batch_size: int) -> int | None:
         """Return the number of batches of rows that were not sampled yet, or may be again."""
         self._reach(len(storage))
         often = self.max_sample_count - self._counts[: len(storage)]
         return max(int(often.max(initial=0)), -(-int(often.sum()) // batch_size))
 
-    def add(self, index: Any) -> None:
+    def add(self, index: RowIndex) -> None:
         """Count a row that was written from zero."""
         self.extend(index)
 
-    def extend(self, index: Any, *, storage: Any = None) -> None:
+    def extend(self, index: RowIndex, *, storage: Any = None) -> None:
         """Count rows that were written from zero."""
         if index is None:
             return
@@ -361,7 +365,10 @@ class StalenessAwareSampler(Sampler):
     """
 
     def __init__(
-        self, max_staleness: int = -1, staleness_weight_fn: Any = None, version_key: Any = "policy_version"
+        self,
+        max_staleness: int = -1,
+        staleness_weight_fn: Callable[[Tensor], Tensor] | None = None,
+        version_key: NestedKey = "policy_version",
     ) -> None:
         super().__init__()
         if staleness_weight_fn is not None and not callable(staleness_weight_fn):
@@ -392,7 +399,7 @@ class StalenessAwareSampler(Sampler):
             weights = weights.float().masked_fill(staleness > self.max_staleness, 0.0)
         return staleness, weights
 
-    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+    def slots(self, storage: Storage, batch_size: int) -> tuple[Ints, Info]:
         """Choose slots by the weights of their staleness.
 
         Raises:
@@ -409,7 +416,7 @@ class StalenessAwareSampler(Sampler):
         picked = torch.multinomial(weights, batch_size, batch_size > several, generator=self._rng)
         return picked.numpy(), {"staleness": staleness[picked]}
 
-    def can_sample(self, storage: Any, batch_size: int) -> bool:
+    def can_sample(self, storage: Storage, batch_size: int) -> bool:
         """Check whether a row is fresh enough."""
         return len(storage) > 0 and bool(self._weights(storage)[1].any())
 
@@ -434,7 +441,7 @@ def as_index(slots: Ints, storage: Any) -> Tensor | tuple[Tensor, ...]:
     return tuple(torch.from_numpy(part) for part in np.unravel_index(slots, tuple(storage.shape)))
 
 
-def as_slots(index: Any, storage: Any) -> Ints:
+def as_slots(index: RowIndex, storage: Any) -> Ints:
     """Return the slots that an index names: the inverse of `as_index`; coordinates `[n, ndim]` too.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,10 @@ from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeE
 from tdstore.rl.buffers.prioritized import PrioritizedSampler, Reduction
 from tdstore.rl.buffers.samplers import Info, Sampler
 from tdstore.rl.buffers.trajectories import ParallelTrajectories, RowMarks, Trajectories, row_marks
+from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.state import Ints
+from tdstore.rl.types import Keys, MarksLike
+from tdstore.types import NestedKey
 
 _TRIES = 8
 _DETECTED = (("collector", "traj_ids"), "episode")
@@ -76,21 +80,21 @@ class SliceSampler(Sampler):
         *,
         num_slices: int | None = None,
         slice_len: int | None = None,
-        end_key: Any = None,
-        end_keys: Any = None,
-        traj_key: Any = None,
+        end_key: Keys | None = None,
+        end_keys: Sequence[NestedKey] | None = None,
+        traj_key: NestedKey | None = None,
         cache_values: bool = False,
-        truncated_key: Any = ("next", "truncated"),
-        init_key: Any = "is_init",
+        truncated_key: NestedKey | None = ("next", "truncated"),
+        init_key: NestedKey | None = "is_init",
         strict_length: bool = True,
-        trajectories: Any = None,
-        ends: Any = None,
+        trajectories: MarksLike | None = None,
+        ends: MarksLike | None = None,
         span: Span = False,
         pad_output: bool = False,
         fragmented: bool = False,
-        step_key: Any = "step_count",
-        compile: Any = False,
-        use_gpu: Any = False,
+        step_key: NestedKey = "step_count",
+        compile: bool | Mapping[str, Any] = False,
+        use_gpu: bool = False,
     ) -> None:
         super().__init__()
         if fragmented:
@@ -105,7 +109,7 @@ class SliceSampler(Sampler):
         self._span, self.pad_output = _span_of(span), pad_output
         self._set_markers(trajectories, ends)
 
-    def _set_markers(self, trajectories: Any, ends: Any) -> None:
+    def _set_markers(self, trajectories: MarksLike | None, ends: MarksLike | None) -> None:
         """Take trajectories from a tensor instead of an entry of the rows."""
         if trajectories is not None and ends is not None:
             raise InvalidTypeError("give one of trajectories and ends")
@@ -149,7 +153,7 @@ class SliceSampler(Sampler):
         other = batch_size // size
         return (size, other) if self.slice_len is None else (other, size)
 
-    def look(self, storage: Any) -> Lanes:
+    def look(self, storage: Storage) -> Lanes:
         """Read where trajectories begin in the rows written since the last look, and return that.
 
         Raises:
@@ -170,7 +174,7 @@ class SliceSampler(Sampler):
         self._trajectories.entries = entries
         return self._trajectories
 
-    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+    def slots(self, storage: Storage, batch_size: int) -> tuple[Ints, Info]:
         """Choose pieces."""
         pieces, length = self._shape(batch_size)
         found = self.look(storage)
@@ -184,7 +188,7 @@ class SliceSampler(Sampler):
         first = np.maximum(first, 0)
         return self._rows(found, begins + first, stop - first, length)
 
-    def can_sample(self, storage: Any, batch_size: int) -> bool:
+    def can_sample(self, storage: Storage, batch_size: int) -> bool:
         """Check whether a trajectory is long enough for pieces of a batch.
 
         Raises:
@@ -196,7 +200,7 @@ class SliceSampler(Sampler):
         _, sizes = self.look(storage).begins_and_lengths()
         return bool((sizes >= (length if self.strict_length else 1)).any())
 
-    def available(self, storage: Any, batch_size: int) -> int:
+    def available(self, storage: Storage, batch_size: int) -> int:
         """Return how many places there are where a piece can begin."""
         _, length = self._shape(batch_size)
         _, sizes = self.look(storage).begins_and_lengths()
@@ -289,17 +293,17 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         num_slices: int | None = None,
         slice_len: int | None = None,
         drop_last: bool = False,
-        end_key: Any = None,
-        end_keys: Any = None,
-        traj_key: Any = None,
-        truncated_key: Any = ("next", "truncated"),
-        init_key: Any = "is_init",
+        end_key: Keys | None = None,
+        end_keys: Sequence[NestedKey] | None = None,
+        traj_key: NestedKey | None = None,
+        truncated_key: NestedKey | None = ("next", "truncated"),
+        init_key: NestedKey | None = "is_init",
         strict_length: bool = True,
         shuffle: bool = True,
-        trajectories: Any = None,
-        ends: Any = None,
-        compile: Any = False,
-        use_gpu: Any = False,
+        trajectories: MarksLike | None = None,
+        ends: MarksLike | None = None,
+        compile: bool | Mapping[str, Any] = False,
+        use_gpu: bool = False,
     ) -> None:
         super().__init__(
             num_slices=num_slices, slice_len=slice_len, end_key=end_key, end_keys=end_keys, traj_key=traj_key,
@@ -414,16 +418,16 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         *,
         num_slices: int | None = None,
         slice_len: int | None = None,
-        end_key: Any = None,
-        end_keys: Any = None,
-        traj_key: Any = None,
+        end_key: Keys | None = None,
+        end_keys: Sequence[NestedKey] | None = None,
+        traj_key: NestedKey | None = None,
         cache_values: bool = False,
-        truncated_key: Any = ("next", "truncated"),
-        init_key: Any = "is_init",
+        truncated_key: NestedKey | None = ("next", "truncated"),
+        init_key: NestedKey | None = "is_init",
         strict_length: bool = True,
-        trajectories: Any = None,
-        ends: Any = None,
-        compile: Any = False,
+        trajectories: MarksLike | None = None,
+        ends: MarksLike | None = None,
+        compile: bool | Mapping[str, Any] = False,
         span: Span = False,
         max_priority_within_buffer: bool = False,
     ) -> None:
@@ -437,7 +441,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self._flags(end_key, end_keys, init_key)
         self._set_markers(trajectories, ends)
 
-    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+    def slots(self, storage: Storage, batch_size: int) -> tuple[Ints, Info]:
         """Choose first rows by their priorities, and the rows that follow them."""
         pieces, length = self._shape(batch_size)
         found = self.look(storage)

@@ -10,17 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore import TensorDict
+from tdstore import TensorDict, TensorDictBase
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError
 from tdstore.rl.buffers.buffer import ReplayBuffer
 from tdstore.rl.buffers.parts import is_storage, made_part
-from tdstore.rl.buffers.prioritized import PrioritizedSampler, as_numbers, ranked
+from tdstore.rl.buffers.prioritized import PrioritizedSampler, Reduction, as_numbers, ranked
 from tdstore.rl.buffers.samplers import Sampler, as_slots
 from tdstore.rl.buffers.slices import SliceSampler
 from tdstore.rl.buffers.writers import TensorDictRoundRobinWriter, only_collections
 from tdstore.rl.storages.lists import ListStorage
 from tdstore.rl.storages.state import Ints
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
+from tdstore.rl.types import SamplerPart, StoragePart
+from tdstore.types import NestedKey
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
@@ -38,13 +40,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         beta: float,
         eps: float = 1e-8,
         dtype: torch.dtype = torch.float32,
-        storage: Any = None,
+        storage: StoragePart | None = None,
         **kwargs: Any,
     ) -> None:
-        storage = made_part("storage", storage, lambda: ListStorage(1000), is_storage)
+        made = made_part("storage", storage, lambda: ListStorage(1000), is_storage)
         reduction = kwargs.pop("reduction", "max")
-        sampler = PrioritizedSampler(storage.max_size, alpha, beta, eps, dtype, reduction)
-        super().__init__(storage=storage, sampler=sampler, **kwargs)
+        sampler = PrioritizedSampler(made.max_size, alpha, beta, eps, dtype, reduction)
+        super().__init__(storage=made, sampler=sampler, **kwargs)
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
@@ -68,7 +70,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     _default_writer = TensorDictRoundRobinWriter
     _described = True
 
-    def __init__(self, *, priority_key: Any = "td_error", **kwargs: Any) -> None:
+    def __init__(self, *, priority_key: NestedKey = "td_error", **kwargs: Any) -> None:
         self.priority_key = priority_key
         super().__init__(**kwargs)
 
@@ -84,7 +86,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if stored is not None and bool((stored.isfinite() & (stored >= 0)).all()):
             self._sampler.update_priority(torch.from_numpy(rows), self._reduced(stored, len(rows)))
 
-    def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
+    def extend(  # type: ignore[override]  # TensorDicts only
+        self, data: TensorDictBase, *, update_priority: bool | None = None
+    ) -> Tensor:
         """Write TensorDicts, with the priorities in their entry `priority_key`, if they have it.
 
         Args:
@@ -108,7 +112,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             self.update_priority(index, priority)
         return index
 
-    def add(self, data: Any) -> int | Tensor | None:
+    def add(self, data: TensorDictBase) -> int | Tensor | None:
         """Write one TensorDict, and return its index; None if the writer dropped it."""
         slots = data.batch_size[: self._storage.ndim - 1].numel() if is_collection(data) else 1
         priority = self._priority_of(only_collections(data), slots)
@@ -139,7 +143,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         made = getattr(flat, getattr(self._sampler, "reduction", "max"))(dim=1)
         return made if isinstance(made, Tensor) else torch.as_tensor(made.values)
 
-    def update_tensordict_priority(self, data: Any) -> None:
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of the rows of a sample, from its entries "index" and `priority_key`.
 
         A sampler without priorities needs neither entry: nothing is set.
@@ -180,15 +184,15 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         *,
         alpha: float,
         beta: float,
-        priority_key: Any = "td_error",
+        priority_key: NestedKey = "td_error",
         eps: float = 1e-8,
-        storage: Any = None,
-        reduction: Any = "max",
+        storage: StoragePart | None = None,
+        reduction: Reduction = "max",
         **kwargs: Any,
     ) -> None:
-        storage = made_part("storage", storage, lambda: ListStorage(1000), is_storage)
-        sampler = PrioritizedSampler(storage.max_size, alpha, beta, eps, reduction=reduction)
-        super().__init__(priority_key=priority_key, storage=storage, sampler=sampler, **kwargs)
+        made = made_part("storage", storage, lambda: ListStorage(1000), is_storage)
+        sampler = PrioritizedSampler(made.max_size, alpha, beta, eps, reduction=reduction)
+        super().__init__(priority_key=priority_key, storage=made, sampler=sampler, **kwargs)
 
 
 class HindsightStrategy(StrEnum):
@@ -244,11 +248,11 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         *,
         her_ratio: float = 0.8,
         strategy: HindsightStrategy | str = "future",
-        goal_key: Any = "desired_goal",
-        achieved_goal_key: Any = "achieved_goal",
-        reward_key: Any = ("next", "reward"),
-        end_key: Any = ("next", "done"),
-        sampler: Any = None,
+        goal_key: NestedKey = "desired_goal",
+        achieved_goal_key: NestedKey = "achieved_goal",
+        reward_key: NestedKey = ("next", "reward"),
+        end_key: NestedKey = ("next", "done"),
+        sampler: SamplerPart | None = None,
         **kwargs: Any,
     ) -> None:
         if not callable(reward_fn):

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from tdstore.errors import InvalidArgumentError, KeyNotFoundError
+from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.state import Ints
+from tdstore.rl.types import Keys, MarksLike
+from tdstore.types import NestedKey
 
 _BLOCK = 1 << 18
 _LANE = 44
@@ -69,7 +72,7 @@ class RowMarks(NamedTuple):
         return self.values[torch.from_numpy(slots)]
 
 
-def row_marks(trajectories: Any, ends: Any) -> RowMarks:
+def row_marks(trajectories: MarksLike | None, ends: MarksLike | None) -> RowMarks:
     """Return the marks of rows, from one of the two tensors."""
     values = torch.as_tensor(ends if trajectories is None else trajectories).detach().cpu()
     return RowMarks(values.reshape(-1), trajectories is None)
@@ -88,7 +91,9 @@ class Trajectories:
         lane: which of the slots of a row is read, if rows have several.
     """
 
-    def __init__(self, end_key: Any, traj_key: Any, marks: RowMarks | None = None, lane: int = 0) -> None:
+    def __init__(
+        self, end_key: Keys | None, traj_key: NestedKey | None, marks: RowMarks | None = None, lane: int = 0
+    ) -> None:
         self.end_key, self.traj_key, self.lane = end_key, traj_key, lane
         self.marks = marks
         self._starts = Growing()
@@ -223,7 +228,7 @@ class ParallelTrajectories:
         end_key, traj_key, marks: as of `Trajectories`.
     """
 
-    def __init__(self, end_key: Any, traj_key: Any, marks: RowMarks | None = None) -> None:
+    def __init__(self, end_key: Keys | None, traj_key: NestedKey | None, marks: RowMarks | None = None) -> None:
         self.end_key, self.traj_key, self.marks = end_key, traj_key, marks
         self._each: list[Trajectories] = []
         self._begins = self._lengths = np.zeros(0, np.int64)
@@ -231,7 +236,7 @@ class ParallelTrajectories:
     entries: Collection[Any] = ()
     """Keys of the rows."""
 
-    def look(self, storage: Any) -> None:
+    def look(self, storage: Storage) -> None:
         """Read the rows that were appended since, or all of them after another kind of change."""
         lanes = _lanes(storage)
         if len(self._each) != lanes:

@@ -20,6 +20,8 @@ from tdstore.rl.storages.lists import ListStorage, stacked
 from tdstore.rl.storages.state import Ints
 from tdstore.rl.storages.structure import length_of
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
+from tdstore.rl.types import Rows, StorageLike
+from tdstore.types import NestedKey
 
 V = TypeVar("V")
 
@@ -52,7 +54,7 @@ class Writer(ABC):
         self._ours = False
         """Whether the storage has a cursor of its own, as those of this package have."""
 
-    def register_storage(self, storage: Any) -> None:
+    def register_storage(self, storage: StorageLike) -> None:
         """Set the storage to write to."""
         self._storage = storage
         self._ours = isinstance(storage, (TabularStorage, ListStorage))
@@ -73,10 +75,10 @@ class Writer(ABC):
         """Write one row, and return its index; None if the row is dropped."""
 
     @abstractmethod
-    def extend(self, data: Any) -> Tensor:
+    def extend(self, data: Rows) -> Tensor:
         """Write rows, and return their int64 indices `[n]`; -1 for dropped rows."""
 
-    def check_rows(self, data: Any) -> None:
+    def check_rows(self, data: object) -> None:
         """Check that `extend` accepts rows, without writing them.
 
         Raises:
@@ -195,7 +197,7 @@ class RoundRobinWriter(Writer):
         _notify(storage, index)
         return index
 
-    def extend(self, data: Any) -> Tensor:
+    def extend(self, data: Rows) -> Tensor:
         """Write rows at the cursor. If there are more rows than slots, the last ones are kept.
 
         Returns:
@@ -278,7 +280,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
     _selective = True
     adds_index = True
 
-    def add(self, data: Any) -> int | Tensor | None:
+    def add(self, data: Rows) -> int | Tensor | None:
         """Write one TensorDict at the cursor."""
         return super().add(only_collections(data))
 
@@ -294,7 +296,7 @@ class ImmutableDatasetWriter(Writer):
         tdstore.errors.InvalidStateError: this buffer has an ImmutableDatasetWriter: its rows cannot be changed
     """
 
-    def add(self, data: Any) -> NoReturn:
+    def add(self, data: Rows) -> NoReturn:
         """Refuse the row.
 
         Raises:
@@ -302,7 +304,7 @@ class ImmutableDatasetWriter(Writer):
         """
         raise InvalidStateError("this buffer has an ImmutableDatasetWriter: its rows cannot be changed")
 
-    def extend(self, data: Any) -> NoReturn:
+    def extend(self, data: Rows) -> NoReturn:
         """Refuse the rows.
 
         Raises:
@@ -333,7 +335,7 @@ class TensorDictMaxValueWriter(Writer):
         [2.0, 3.0]
     """
 
-    def __init__(self, rank_key: Any = None, reduction: str = "sum", compilable: bool = False) -> None:
+    def __init__(self, rank_key: NestedKey | None = None, reduction: str = "sum", compilable: bool = False) -> None:
         super().__init__(compilable)
         if reduction not in ("sum", "max", "min", "mean", "median"):
             raise InvalidArgumentError(f"reduction is 'sum', 'max', 'min', 'mean' or 'median', not {reduction!r}")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tdstore.rl.storages.indices import as_ints
+from tdstore.rl.types import RowIndex, Rows
 
 SaveHook = Callable[..., Any]
 
@@ -37,7 +38,7 @@ class Storage(ABC):
 
     # -- rows --------------------------------------------------------------------------------
     @abstractmethod
-    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+    def set(self, cursor: RowIndex, data: Rows, *, set_cursor: bool = True) -> None:
         """Write rows at an int, a slice, a range, a list or a tensor of rows.
 
         Args:
@@ -46,7 +47,7 @@ class Storage(ABC):
             set_cursor: whether the length is updated; `storage[i] = row` leaves it as it is.
         """
 
-    def check_rows(self, data: Any) -> None:
+    def check_rows(self, data: object) -> None:
         """Check that rows can be written, without writing them. A storage that accepts all objects checks nothing.
 
         Args:
@@ -57,7 +58,7 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def get(self, index: Any) -> Any:
+    def get(self, index: RowIndex) -> Any:
         """Read rows. An int and a slice return views where the storage has live tensors; a list or tensor returns
         copies.
 
@@ -91,7 +92,7 @@ class Storage(ABC):
         found = self.contains(item)
         return bool(found.all()) if isinstance(found, Tensor) else found
 
-    def contains(self, item: Any) -> bool | Tensor:
+    def contains(self, item: RowIndex) -> bool | Tensor:
         """Check whether slots are visible: a bool for an int, a bool tensor for a tensor.
 
         Raises:
@@ -106,12 +107,12 @@ class Storage(ABC):
         raise NotImplementedError(f"contains takes an int or a tensor of ints, not {type(item).__name__}")
 
     # -- listeners ---------------------------------------------------------------------------
-    def attach(self, buffer: Any) -> None:
+    def attach(self, buffer: object) -> None:
         """Add a listener, once: writers call its `mark_update(index)` after each write."""
         if all(ref() is not buffer for ref in self._attached):
             self._attached.append(weakref.ref(buffer))
 
-    def mark_update(self, index: Any) -> None:
+    def mark_update(self, index: RowIndex) -> None:
         """Notify all listeners that rows were written."""
         for ref in self._attached:
             listener = ref()

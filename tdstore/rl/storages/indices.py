@@ -14,6 +14,7 @@ from torch import Tensor
 from tdstore.errors import OutOfRangeError
 from tdstore.rl.storages.state import Ints
 from tdstore.rl.storages.table import Rows
+from tdstore.rl.types import RowIndex
 
 D = TypeVar("D")
 
@@ -31,7 +32,7 @@ class Selection(NamedTuple):
     """Whether the first dimension of `rows` is dropped: the index was an int."""
 
 
-def as_ints(index: Any) -> Ints:
+def as_ints(index: RowIndex) -> Ints:
     """Return row numbers as int64.
 
     Raises:
@@ -49,7 +50,7 @@ def as_ints(index: Any) -> Ints:
     return array.astype(np.int64)
 
 
-def is_int(index: Any) -> bool:
+def is_int(index: object) -> bool:
     """Check whether an index names one row."""
     if isinstance(index, (bool, np.bool_, slice, tuple, list, range)) or index is None:
         return False
@@ -151,14 +152,14 @@ def _over_dimensions(index: tuple[Any, ...], length: int, inner: tuple[int, ...]
     return Selection(None, picked.reshape(-1), picked.shape)
 
 
-def is_key(index: Any) -> bool:
+def is_key(index: object) -> bool:
     """Check whether an index names an entry."""
     return isinstance(index, str) or (
         isinstance(index, tuple) and bool(index) and all(isinstance(part, str) for part in index)
     )
 
 
-def goes_into_rows(index: Any, ndim: int) -> bool:
+def goes_into_rows(index: RowIndex, ndim: int) -> bool:
     """Check whether an index names an entry, or has more terms than there are dimensions of slots."""
     if not isinstance(index, tuple):
         return isinstance(index, str)

@@ -47,7 +47,8 @@ from tdstore.rl.storages.structure import Column, Structure, structure_of
 from tdstore.rl.storages.table import LiveTable, Table
 from tdstore.rl.storages.tabular import OnMismatch, TabularStorage
 from tdstore.rl.torchrl import torchrl_storage
-from tdstore.types import Mode
+from tdstore.rl.types import BackendLike, PathLike
+from tdstore.types import DeviceLike, Mode
 
 INIT_TIMEOUT = 60.0
 """Seconds that a reader waits for the first writer of a shared storage."""
@@ -94,10 +95,10 @@ class LazyStorage(TabularStorage):
     def __init__(
         self,
         max_size: int,
-        storage: Any = "memmap",
+        storage: BackendLike | None = "memmap",
         *,
-        path: Any = None,
-        device: Any = "cpu",
+        path: PathLike | None = None,
+        device: DeviceLike | None = "cpu",
         ndim: int = 1,
         existsok: bool = False,
         shared_init: bool = False,
@@ -159,7 +160,9 @@ class LazyStorage(TabularStorage):
 
     # -- places --------------------------------------------------------------------------------
     @classmethod
-    def open(cls, place: Any, mode: Mode = "r+", *, storage: Any = None, write_buffer: int = 0, **options: Any) -> Self:
+    def open(
+        cls, place: PathLike, mode: Mode = "r+", *, storage: str | None = None, write_buffer: int = 0, **options: Any
+    ) -> Self:
         """Open the rows that a storage wrote, with their length and the cursor of the writer.
 
         A write that a killed process left unfinished is taken back first, so every visible row is whole.
@@ -171,8 +174,7 @@ class LazyStorage(TabularStorage):
             write_buffer, **options: as the constructor's.
 
         Raises:
-            StoreNotFoundError: nothing is there. ValueError: what is there was not written by a storage.
-            CorruptStoreError: damaged.
+            StoreNotFoundError: nothing is there. ValueError: no storage wrote it. CorruptStoreError: damaged.
 
         Example:
             >>> storage = LazyStorage.open("runs/replay")  # doctest: +SKIP
@@ -471,7 +473,7 @@ class LazyStorage(TabularStorage):
         with self._alone():
             checkpoints.load_state(self, dict(state_dict))
 
-    def copy_to(self, storage: Any = "memmap", *, path: Any = None, **options: Any) -> LazyStorage:
+    def copy_to(self, storage: BackendLike = "memmap", *, path: PathLike | None = None, **options: Any) -> LazyStorage:
         """Copy the rows, block by block, into a new place; return the storage over it.
 
         Args:
@@ -536,8 +538,8 @@ class LazyMemmapStorage(LazyStorage):
         self,
         max_size: int,
         *,
-        scratch_dir: Any = None,
-        device: Any = "cpu",
+        scratch_dir: PathLike | None = None,
+        device: DeviceLike | None = "cpu",
         ndim: int = 1,
         existsok: bool = False,
         compilable: bool = False,
@@ -582,7 +584,7 @@ class LazyTensorStorage(LazyStorage):
         self,
         max_size: int,
         *,
-        device: Any = "cpu",
+        device: DeviceLike | None = "cpu",
         ndim: int = 1,
         compilable: bool = False,
         consolidated: bool = False,

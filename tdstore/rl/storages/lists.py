@@ -25,7 +25,8 @@ from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.indices import as_ints, is_int, select
 from tdstore.rl.storages.state import Ints
 from tdstore.rl.storages.structure import is_container, is_foreign, length_of
-from tdstore.types import DeviceLike
+from tdstore.rl.types import RowIndex, Rows
+from tdstore.types import DeviceLike, NestedKey
 from tdstore.values import decode_value, encode_value
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class ListStorage(Storage):
             else:
                 self._items[at] = item
 
-    def append(self, data: Any) -> Ints:
+    def append(self, data: Rows) -> Ints:
         """Write objects at the cursor, which wraps at `max_size`; return their rows, int64 `[n]`.
 
         Raises:
@@ -171,7 +172,7 @@ class ListStorage(Storage):
         self.filled_directly = False
         self.cursor, self.write_count = cursor, write_count
 
-    def get(self, index: Any) -> Any:
+    def get(self, index: RowIndex) -> Any:
         """Return the object of an int, or the list of objects of several rows.
 
         Raises:
@@ -329,7 +330,7 @@ class LazyStackStorage(ListStorage):
         super().__init__(max_size, compilable=compilable, device=device)
         self.stack_dim = stack_dim
 
-    def get(self, index: Any) -> Any:
+    def get(self, index: RowIndex) -> Any:
         """Return a TensorDict, or a lazy stack of several."""
         found = super().get(index)
         return tdstore.lazy_stack(_ours(found), self.stack_dim) if isinstance(found, list) and found else found
@@ -344,7 +345,7 @@ class LazyStackStorage(ListStorage):
         """Keys of the first row, as `td.keys(True, True)` returns them."""
         return set(_ours(self._items[:1])[0].keys(True, True)) if self._items else set()
 
-    def column(self, key: Any, slots: Ints) -> Tensor | None:
+    def column(self, key: NestedKey, slots: Ints) -> Tensor | None:
         """Return one entry of rows, `[n]` of equal shapes; None where a row has none of that name."""
         values = [item.get(key, None) for item in super().take_slots(slots)]
         return None if any(value is None for value in values) else torch.stack(values)
@@ -378,7 +379,7 @@ def _copied(item: Any) -> Any:
     return item.clone() if isinstance(item, Tensor) else item
 
 
-def leading(data: Any, ndim: int) -> tuple[int, ...]:
+def leading(data: Rows, ndim: int) -> tuple[int, ...]:
     """Return the first `ndim` dimensions of rows that are to be written.
 
     Raises:

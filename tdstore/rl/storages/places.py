@@ -49,8 +49,9 @@ from tdstore.rl.storages.table import (
     undo_bytes,
     undo_rows,
 )
+from tdstore.rl.types import BackendLike, PathLike
 from tdstore.store import Cap
-from tdstore.types import LeafSpec, Mode, Path, Write
+from tdstore.types import DeviceLike, LeafSpec, Mode, Path, Write
 
 VERSION = 1
 
@@ -68,7 +69,9 @@ class Place(NamedTuple):
         return self.location or (f"a new place of {self.storage}" if self.storage else "the memory")
 
 
-def find_place(storage: Any, path: Any, options: Mapping[str, Any]) -> tuple[Place, torch.device]:
+def find_place(
+    storage: BackendLike | None, path: PathLike | None, options: Mapping[str, Any]
+) -> tuple[Place, torch.device]:
     """Find the place that `storage=` and `path=` specify, and the device of tensors that are in no store.
 
     Raises:
@@ -94,7 +97,7 @@ def find_place(storage: Any, path: Any, options: Mapping[str, Any]) -> tuple[Pla
     return Place(storage, location, dict(options)), torch.device("cpu")
 
 
-def device_of(asked: Any, default: torch.device, *, in_memory: bool) -> torch.device:
+def device_of(asked: DeviceLike | None, default: torch.device, *, in_memory: bool) -> torch.device:
     """Return the device that `device=` specifies.
 
     Raises:

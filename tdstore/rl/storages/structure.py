@@ -28,6 +28,7 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.interop import from_tensordict
+from tdstore.rl.types import Rows
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore.values import decode_value, encode_value
 
@@ -232,7 +233,7 @@ class Structure:
         """Bytes of one row of the first dimension, all columns together."""
         return sum(column.nbytes for column in self.columns) * math.prod(self.inner)
 
-    def take(self, data: Any, *, lenient: bool = False) -> list[Any]:
+    def take(self, data: Rows, *, lenient: bool = False) -> list[Any]:
         """Split data into its columns, in order; None for a missing one, which only `lenient` allows."""
         columns: list[Any] = [None] * len(self.columns)
         if isinstance(self.root, int):
@@ -365,19 +366,19 @@ def _decoded_part(plain: Any, path: Path) -> Part:
 
 
 # -- the structure of data ---------------------------------------------------------------------
-def is_foreign(data: Any) -> bool:
+def is_foreign(data: object) -> bool:
     """Check whether data is a TensorDict or tensorclass of the `tensordict` package."""
     if isinstance(data, (TensorDictBase, Tensor, dict, tuple)) or not hasattr(data, "batch_size"):
         return False
     return not tdstore.is_tensor_collection(data)
 
 
-def is_container(data: Any) -> bool:
+def is_container(data: object) -> bool:
     """Check whether data is a TensorDict or a tensorclass of this package: not a value in one."""
     return isinstance(data, TensorDictBase) or (tdstore.is_tensor_collection(data) and not tdstore.is_non_tensor(data))
 
 
-def structure_of(data: Any, lead: int, inner: Sequence[int] = ()) -> Structure:
+def structure_of(data: Rows, lead: int, inner: Sequence[int] = ()) -> Structure:
     """Return the structure of the rows of data whose first `lead` dimensions are slots.
 
     Raises:
@@ -393,7 +394,7 @@ def structure_of(data: Any, lead: int, inner: Sequence[int] = ()) -> Structure:
     return found
 
 
-def check_lengths(structure: Structure, data: Any, lead: Sequence[int]) -> None:
+def check_lengths(structure: Structure, data: Rows, lead: Sequence[int]) -> None:
     """Check that all tensors of data have the same leading dimensions.
 
     Raises:
@@ -480,7 +481,7 @@ def _values_column(data: Any, lead: int, path: Path, columns: list[Column]) -> P
 
 
 # -- values as bytes ---------------------------------------------------------------------------
-def encoded_values(data: Any) -> list[bytes]:
+def encoded_values(data: Rows) -> list[bytes]:
     """Encode each value of an entry, in the order of its rows."""
     values = _flat_values(data) if tdstore.is_non_tensor(data) else [data]
     made = []
@@ -555,7 +556,7 @@ def _value(row: bytes) -> Any:
     return decode_value(msgspec.json.decode(body))
 
 
-def length_of(data: Any, dims: int = 1) -> tuple[int, ...]:
+def length_of(data: Rows, dims: int = 1) -> tuple[int, ...]:
     """Return the first `dims` dimensions of data."""
     if type(data) is TensorDict:
         size = data.batch_size
@@ -571,7 +572,7 @@ def length_of(data: Any, dims: int = 1) -> tuple[int, ...]:
     raise InvalidTypeError(f"rows are TensorDicts, tensors, or dicts and tuples of these, not {type(data).__name__}")
 
 
-def prepared(structure: Structure, data: Any, lead: Sequence[int]) -> list[Tensor]:
+def prepared(structure: Structure, data: Rows, lead: Sequence[int]) -> list[Tensor]:
     """Return the columns of data that has this very structure, values as bytes."""
     made = []
     for column, value in zip(structure.columns, structure.take(data), strict=True):

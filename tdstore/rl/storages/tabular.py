@@ -61,7 +61,8 @@ from tdstore.rl.storages.table import (
     fitting_dtype,
     part_of,
 )
-from tdstore.types import path_text
+from tdstore.rl.types import RowIndex
+from tdstore.types import NestedKey, path_text
 
 OnMismatch = Literal["raise", "peer"]
 
@@ -364,7 +365,7 @@ class TabularStorage(Storage):
         return np.arange(start, start + n) % capacity
 
     # -- any rows ----------------------------------------------------------------------------------
-    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+    def set(self, cursor: RowIndex, data: Any, *, set_cursor: bool = True) -> None:
         """Write rows at an int, a slice, a range, a list or a tensor of rows.
 
         Everything is checked before anything is written. A row that is named twice gets the last value.
@@ -499,7 +500,7 @@ class TabularStorage(Storage):
     def _what(self) -> str:
         return f"{len(self)} of {self.max_size} slots of this {type(self).__name__} are written"
 
-    def get(self, index: Any) -> Any:
+    def get(self, index: RowIndex) -> Any:
         """Read rows, or the entry of all rows that a key names. Ints and slices return views of live tensors.
 
         Terms of a tuple beyond the dimensions of slots index those of a row.
@@ -527,7 +528,7 @@ class TabularStorage(Storage):
         with self._lock:
             return self._structure.build(self._ready().gather(slots), (len(slots),))
 
-    def column(self, key: Any, slots: Ints) -> Tensor | None:
+    def column(self, key: NestedKey, slots: Ints) -> Tensor | None:
         """Return copies of slots of one entry; None if there is none of that name."""
         path = (key,) if isinstance(key, str) else tuple(key)
         for number, column in enumerate(self._structure.columns):
@@ -584,7 +585,7 @@ class TabularStorage(Storage):
             if not table.by_request:
                 self._commit(table, self._state)
 
-    def check_slots(self, index: Any) -> Ints:
+    def check_slots(self, index: RowIndex) -> Ints:
         """Return visible slots, as int64.
 
         Raises:
@@ -593,6 +594,6 @@ class TabularStorage(Storage):
         return check(as_ints(index), len(self), self._what())
 
 
-def is_collection(data: Any) -> bool:
+def is_collection(data: object) -> bool:
     """Check whether data is a TensorDict or a tensorclass, of this package or of `tensordict`."""
     return type(data) is TensorDict or is_container(data) or is_foreign(data)

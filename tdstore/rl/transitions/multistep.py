@@ -14,6 +14,7 @@ import tdstore
 from tdstore import TensorDict
 from tdstore.errors import InvalidArgumentError, InvalidStateError, MissingEntryError
 from tdstore.rl.transitions.replay import ReplayBuffer
+from tdstore.rl.types import BackendLike
 
 if TYPE_CHECKING:
     from tdstore import TensorDictBase
@@ -56,7 +57,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         *,
-        storage: Any = None,
+        storage: BackendLike | None = None,
         path: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
@@ -70,7 +71,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
         self._queue: deque[tuple[Any, Any]] = deque()
         """Steps as they came, and as they are stored."""
 
-    def add(self, data: Any) -> TensorDictBase | None:
+    def add(self, data: TensorDictBase) -> TensorDictBase | None:
         """Queue a step; with `n_step` steps, store the folded transition and return the oldest step unchanged.
 
         Args:

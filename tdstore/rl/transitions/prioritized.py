@@ -16,6 +16,7 @@ from tdstore.rl.buffers.samplers import as_slots
 from tdstore.rl.buffers.segment_tree import SegmentTree
 from tdstore.rl.storages.state import State
 from tdstore.rl.transitions.replay import Ints, ReplayBuffer
+from tdstore.rl.types import BackendLike
 
 if TYPE_CHECKING:
     from tdstore import TensorDictBase
@@ -57,7 +58,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         *,
-        storage: Any = None,
+        storage: BackendLike | None = None,
         path: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:

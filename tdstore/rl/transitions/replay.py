@@ -17,6 +17,7 @@ from tdstore import TensorDict
 from tdstore.arguments import as_device
 from tdstore.errors import EmptyBufferError, InvalidArgumentError, InvalidStateError, InvalidTypeError
 from tdstore.rl.storages import LazyStorage
+from tdstore.rl.types import BackendLike
 
 if TYPE_CHECKING:
     from tdstore import TensorDictBase
@@ -51,7 +52,7 @@ class ReplayBuffer:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         *,
-        storage: Any = None,
+        storage: BackendLike | None = None,
         path: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
@@ -124,7 +125,7 @@ class ReplayBuffer:
         return self._rows.all_slots() if self.size else None
 
     # -- rows in -----------------------------------------------------------------------------------
-    def add(self, data: Any) -> TensorDictBase | None:
+    def add(self, data: TensorDictBase) -> TensorDictBase | None:
         """Add rows; a full buffer overwrites its oldest rows.
 
         A leaf of shape `[n]` becomes `[n, 1]`. If there are more than `max_size` rows, only the last ones are stored.

@@ -14,6 +14,7 @@ import tdstore
 from tdstore.errors import EmptyBufferError, InvalidArgumentError, InvalidTypeError, OutOfRangeError
 from tdstore.rl.storages import LazyStorage
 from tdstore.rl.transitions.conversion import to_torch_tensor
+from tdstore.rl.types import BackendLike, Numbers
 
 if TYPE_CHECKING:
     from tdstore import TensorDictBase
@@ -67,7 +68,7 @@ class RolloutBuffer:
         gamma: float = 0.99,
         *,
         use_gae: bool = True,
-        storage: Any = None,
+        storage: BackendLike | None = None,
         path: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
@@ -100,13 +101,13 @@ class RolloutBuffer:
 
     def add(
         self,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        done: Any,
-        value: Any,
-        log_prob: Any,
-        next_obs: Any = None,
+        obs: Numbers,
+        action: Numbers,
+        reward: Numbers,
+        done: Numbers,
+        value: Numbers,
+        log_prob: Numbers,
+        next_obs: Numbers | None = None,
         **more: Any,
     ) -> None:
         """Add a step of all environments.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import tdstore
-from tdstore import unwrap_tensorclass
+from tdstore import TensorDictBase, unwrap_tensorclass
 from tdstore.errors import InvalidArgumentError, KeyNotFoundError
 from tdstore.rl.storages.indices import is_key
 from tdstore.rl.trees import links, maps
@@ -19,6 +19,7 @@ from tdstore.rl.trees.maps import DataMap, Node, NodeMap, check_collection, row_
 from tdstore.rl.trees.storing import join
 from tdstore.rl.trees.tree import Tree
 from tdstore.rl.trees.walks import Path
+from tdstore.rl.types import BackendLike, PathLike
 
 if TYPE_CHECKING:
     from tdstore import TensorDictBase
@@ -82,8 +83,8 @@ class MCTSForest:
         action_keys: Keys = None,
         excluded_keys: Keys = None,
         consolidated: bool | None = None,
-        storage: Any = None,
-        path: Any = None,
+        storage: BackendLike | None = None,
+        path: PathLike | None = None,
     ) -> None:
         map_options = {"max_size": max_size, "storage": storage, "path": path, "consolidated": consolidated}
         if data_map is not None and (passed := [name for name, value in map_options.items() if value is not None]):
@@ -154,7 +155,7 @@ class MCTSForest:
         """Return the number of different pairs of observation and action."""
         return len(self.data_map)
 
-    def extend(self, rollout: Any, *, return_node: bool = False) -> Tree | None:
+    def extend(self, rollout: TensorDictBase, *, return_node: bool = False) -> Tree | None:
         """Add the steps of a rollout; a known pair of observation and action keeps its row, with the new data.
 
         Args:
@@ -187,17 +188,17 @@ class MCTSForest:
         self.node_map.count(observations, rows, pairs)
         return self.get_tree(rollout[0]) if return_node else None
 
-    def add(self, step: Any, *, return_node: bool = False) -> Tree | None:
+    def add(self, step: TensorDictBase, *, return_node: bool = False) -> Tree | None:
         """Add one step, of batch size `[]`; see `extend`."""
         check_collection("a step", step)
         return self.extend(step.unsqueeze(0), return_node=return_node)
 
     # -- queries ---------------------------------------------------------------------------------
-    def node(self, root: Any) -> Node | None:
+    def node(self, root: TensorDictBase) -> Node | None:
         """Return the rows, hashes and number of passes of an observation; None where no step leaves it."""
         return self.node_map.get(self._observation(root))
 
-    def get_child(self, step: Any) -> TensorDictBase | None:
+    def get_child(self, step: TensorDictBase) -> TensorDictBase | None:
         """Return the stored step of an observation and an action, with `next`.
 
         Raises:
@@ -210,7 +211,7 @@ class MCTSForest:
         made: TensorDictBase | None = self.data_map.read([self.data_map.rows[pair]])[0]
         return made
 
-    def get_tree(self, root: Any, *, max_depth: int | None = None, compact: bool = True) -> Tree:
+    def get_tree(self, root: TensorDictBase, *, max_depth: int | None = None, compact: bool = True) -> Tree:
         """Build the tree of the steps that follow an observation.
 
         An observation that is met again on the same path is a leaf, with `is_cycle` in its `node_data`. A node that
@@ -274,7 +275,7 @@ class MCTSForest:
         """Yield the paths to the leaves of a tree, or of the tree of an observation."""
         return (tree if isinstance(tree, Tree) else self.get_tree(tree)).valid_paths()
 
-    def to_string(self, root: Any, node_format_fn: Callable[[Tree], Any] | None = None) -> str:
+    def to_string(self, root: TensorDictBase, node_format_fn: Callable[[Tree], Any] | None = None) -> str:
         """Return the tree of an observation as text; see `Tree.to_string`."""
         return self.get_tree(root).to_string(node_format_fn)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from tdstore import TensorDictBase
+
 Key = str | tuple[str, ...]
 
 
@@ -28,13 +30,13 @@ class Links:
 _LINKS: dict[int, Links] = {}
 
 
-def find(container: Any) -> Links | None:
+def find(container: TensorDictBase) -> Links | None:
     """Return the facts of a container; None where it has none."""
     links = _LINKS.get(id(container))
     return links if links is not None and links.owner() is container else None
 
 
-def make(container: Any) -> Links:
+def make(container: TensorDictBase) -> Links:
     """Return the facts of a container; they are created if it has none."""
     links = find(container)
     if links is None:
@@ -48,7 +50,7 @@ def make(container: Any) -> Links:
     return links
 
 
-def adopt(parent: Any, children: list[Any]) -> None:
+def adopt(parent: TensorDictBase, children: list[Any]) -> None:
     """Record a container as a parent of others, once each."""
     for child in children:
         links = make(child)
@@ -57,14 +59,14 @@ def adopt(parent: Any, children: list[Any]) -> None:
             links.parents.append(weakref.ref(parent))
 
 
-def disown(parent: Any, children: list[Any]) -> None:
+def disown(parent: TensorDictBase, children: list[Any]) -> None:
     """Record that a container is no longer a parent of others."""
     for child in children:
         if (links := find(child)) is not None:
             links.parents = [ref for ref in links.parents if ref() is not None and ref() is not parent]
 
 
-def parents(container: Any) -> list[weakref.ref[Any]]:
+def parents(container: TensorDictBase) -> list[weakref.ref[Any]]:
     """Return the references to the parents that still exist."""
     links = find(container)
     return [] if links is None else [ref for ref in links.parents if ref() is not None]

@@ -13,22 +13,24 @@ import torch
 from torch import Tensor
 
 import tdstore
+from tdstore import TensorDictBase
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError, OutOfRangeError
 from tdstore.rl.storages import LazyStorage
 from tdstore.rl.storages.tabular import is_collection
 from tdstore.rl.trees.links import Key
+from tdstore.rl.types import BackendLike, PathLike
 
 if TYPE_CHECKING:
     from tdstore import TensorDictBase
 
 
-def check_collection(what: str, data: Any) -> None:
+def check_collection(what: str, data: object) -> None:
     """Raise TypeError unless data is a TensorDict or a tensorclass, of this package or of `tensordict`."""
     if not is_collection(data):
         raise InvalidTypeError(f"{what} is a TensorDict, not {type(data).__name__}")
 
 
-def row_hashes(data: Any, keys: Sequence[Key]) -> list[int]:
+def row_hashes(data: TensorDictBase, keys: Sequence[Key]) -> list[int]:
     """Hash each row of some entries to an int64 that is the same in every process.
 
     It is the 8-byte blake2b of the names, dtypes, shapes and bytes of the entries.
@@ -81,7 +83,14 @@ class DataMap:
         **options: of `LazyStorage`.
     """
 
-    def __init__(self, max_size: int = 1000, *, storage: Any = None, path: Any = None, **options: Any) -> None:
+    def __init__(
+        self,
+        max_size: int = 1000,
+        *,
+        storage: BackendLike | None = None,
+        path: PathLike | None = None,
+        **options: Any,
+    ) -> None:
         self.max_size = max_size
         self._make = functools.partial(LazyStorage, max_size, storage=storage, path=path, **options)
         self._in_memory = storage is None and path is None
@@ -132,7 +141,7 @@ class DataMap:
         made: TensorDictBase = self.storage.get(torch.tensor(rows, dtype=torch.int64))
         return made
 
-    def write(self, pairs: Sequence[int], reached: Sequence[int], steps: Any) -> list[int]:
+    def write(self, pairs: Sequence[int], reached: Sequence[int], steps: TensorDictBase) -> list[int]:
         """Write steps, known ones to their existing rows, and return the rows.
 
         Args:
@@ -205,7 +214,7 @@ class NodeMap:
                 node.hashes.append(pair)
 
 
-def dump(data: DataMap, nodes: NodeMap, keys: dict[str, Any], path: Any, **options: Any) -> None:
+def dump(data: DataMap, nodes: NodeMap, keys: dict[str, Any], path: PathLike, **options: Any) -> None:
     """Save both maps as one dataset, on any backend; see `MCTSForest.dumps`."""
     rows = torch.tensor([row for node in nodes.nodes.values() for row in node.rows], dtype=torch.int64)
     found = {

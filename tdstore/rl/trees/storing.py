@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
@@ -14,6 +14,7 @@ from tdstore.errors import UnsupportedError
 from tdstore.rl.trees import links, walks
 from tdstore.rl.trees.specs import reduce_specs, restore_specs
 from tdstore.rl.trees.table import TreeTable, flatten, unflatten
+from tdstore.rl.types import PathLike
 from tdstore.types import DeviceLike
 
 
@@ -86,13 +87,18 @@ class StoredTree(tdstore.TensorClass, nocast=True):
 
     @overload
     def save(
-        self, prefix: Any = None, copy_existing: bool = False, *, return_early: Literal[False] = False, **kwargs: Any
+        self,
+        prefix: PathLike | None = None,
+        copy_existing: bool = False,
+        *,
+        return_early: Literal[False] = False,
+        **kwargs: Any,
     ) -> Self: ...
     @overload
     def save(
-        self, prefix: Any = None, copy_existing: bool = False, *, return_early: Literal[True], **kwargs: Any
+        self, prefix: PathLike | None = None, copy_existing: bool = False, *, return_early: Literal[True], **kwargs: Any
     ) -> Future[tdstore.TensorDictBase]: ...
-    def save(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
+    def save(self, prefix: PathLike | None = None, copy_existing: bool = False, **kwargs: Any) -> Any:
         """Save the tree as flat tables, as `TensorDict.save` does, and return the stored tree.
 
         Args:
@@ -106,11 +112,11 @@ class StoredTree(tdstore.TensorClass, nocast=True):
 
     @overload
     def memmap(
-        self, prefix: Any = None, copy_existing: bool = False, *, return_early: Literal[True], **kwargs: Any
+        self, prefix: PathLike | None = None, copy_existing: bool = False, *, return_early: Literal[True], **kwargs: Any
     ) -> Future[Self]: ...
     @overload
-    def memmap(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Self: ...
-    def memmap(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
+    def memmap(self, prefix: PathLike | None = None, copy_existing: bool = False, **kwargs: Any) -> Self: ...
+    def memmap(self, prefix: PathLike | None = None, copy_existing: bool = False, **kwargs: Any) -> Any:
         """Save the tree as flat tables, as `TensorDict.memmap` does; return a tree over memory-mapped tensors.
 
         Args:
@@ -120,18 +126,18 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         """
         return self._renew(self.to_table().memmap(prefix, copy_existing, **kwargs))
 
-    def memmap_(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Self:
+    def memmap_(self, prefix: PathLike | None = None, copy_existing: bool = False, **kwargs: Any) -> Self:
         """Save the tree as flat tables, as `TensorDict.memmap_` does; this tree gets the memory-mapped tensors."""
         self._become(self._renew(self.to_table().memmap(prefix, copy_existing, **kwargs)))
         return self.lock_()
 
     @overload
     def memmap_like(
-        self, prefix: Any = None, copy_existing: bool = False, *, return_early: Literal[True], **kwargs: Any
+        self, prefix: PathLike | None = None, copy_existing: bool = False, *, return_early: Literal[True], **kwargs: Any
     ) -> Future[Self]: ...
     @overload
-    def memmap_like(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Self: ...
-    def memmap_like(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
+    def memmap_like(self, prefix: PathLike | None = None, copy_existing: bool = False, **kwargs: Any) -> Self: ...
+    def memmap_like(self, prefix: PathLike | None = None, copy_existing: bool = False, **kwargs: Any) -> Any:
         """Allocate files, as `TensorDict.memmap_like` does: the same nodes and edges, zeros for counts and data.
 
         Args:
@@ -224,7 +230,7 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         """Return the state of the flat tables, as `TensorDict.state_dict` does."""
         return self.to_table().state_dict(*args, **kwargs)
 
-    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Self:
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Self:
         """Replace this tree with that of a state dict."""
         found = tdstore.TensorDict()
         found.load_state_dict(state_dict, False, **kwargs)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tdstore
-from tdstore import unwrap_tensorclass
+from tdstore import TensorDictBase, unwrap_tensorclass
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError, OutOfRangeError
 from tdstore.rl.trees import links, plots, walks
 from tdstore.rl.trees.maps import check_collection
@@ -18,7 +18,7 @@ from tdstore.rl.trees.specs import full_spec, spec_keys
 from tdstore.rl.trees.storing import StoredTree, identity, is_stack
 from tdstore.rl.trees.table import TreeTable
 from tdstore.rl.trees.walks import Path
-from tdstore.types import DeviceLike, NamesLike, SizeLike
+from tdstore.types import DeviceLike, NamesLike, NestedKey, SizeLike
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -104,7 +104,7 @@ class Tree(StoredTree, nocast=True):
         links.disown(unwrap_tensorclass(self), [unwrap_tensorclass(child) for child in old])
         links.adopt(unwrap_tensorclass(self), [unwrap_tensorclass(child) for child in self.children()])
 
-    def set(self, key: Any, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
+    def set(self, key: NestedKey, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
         """Set an entry, as `TensorDict.set` does; a subtree gets this node as its parent.
 
         Args:
@@ -276,7 +276,12 @@ class Tree(StoredTree, nocast=True):
     # -- making ----------------------------------------------------------------------------------
     @classmethod
     def make_node(
-        cls, data: Any, *, device: DeviceLike | None = None, batch_size: SizeLike | None = None, specs: Any = None
+        cls,
+        data: TensorDictBase,
+        *,
+        device: DeviceLike | None = None,
+        batch_size: SizeLike | None = None,
+        specs: Any = None,
     ) -> Self:
         """Make a node from an observation, or from a step and the observation that follows it.
 

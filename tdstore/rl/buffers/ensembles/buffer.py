@@ -29,6 +29,8 @@ from tdstore.rl.buffers.prioritized import PrioritizedSampler, as_numbers, ranke
 from tdstore.rl.buffers.samplers import Sampler
 from tdstore.rl.buffers.writers import only_collections
 from tdstore.rl.storages.tabular import is_collection
+from tdstore.rl.types import Rows, Transform
+from tdstore.types import NestedKey
 
 if TYPE_CHECKING:
     from tdstore import TensorDictBase
@@ -74,14 +76,14 @@ class ReplayBufferEnsemble(ReplayBuffer):
         storages: StorageEnsemble | None = None,
         samplers: SamplerEnsemble | None = None,
         writers: WriterEnsemble | None = None,
-        transform: Any = None,
+        transform: Transform | None = None,
         batch_size: int | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         collate_fns: Sequence[Any] | None = None,
-        p: Any = None,
+        p: Sequence[float] | Tensor | None = None,
         sample_from_all: bool = False,
         num_buffer_sampled: int | None = None,
-        routing_key: Any = None,
+        routing_key: NestedKey | None = None,
         routing_dim: int | None = None,
         generator: torch.Generator | None = None,
         **kwargs: Any,
@@ -195,7 +197,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         }  # fmt: skip
 
     # -- writing -----------------------------------------------------------------------------
-    def extend(self, data: Any) -> TensorDictBase:  # type: ignore[override]  # which says the members, too
+    def extend(self, data: Rows) -> TensorDictBase:  # type: ignore[override]  # which says the members, too
         """Write rows to the members that they name.
 
         Everything is checked before the first member writes: after bad input nothing is changed in any member. After an

@@ -22,7 +22,9 @@ from tdstore.rl.buffers.checkpoints import (
 )
 from tdstore.rl.buffers.samplers import Info, Sampler
 from tdstore.rl.buffers.writers import Writer
+from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.state import Ints
+from tdstore.rl.types import Rows, StorageLike
 
 
 class Ensemble(ABC):
@@ -183,10 +185,10 @@ class WriterEnsemble(Ensemble, Writer):
         Writer.__init__(self)
         self._parts = writers
 
-    def register_storage(self, storage: Any) -> None:
+    def register_storage(self, storage: StorageLike) -> None:
         """Do nothing: each member has a storage of its own."""
 
-    def add(self, data: Any) -> NoReturn:
+    def add(self, data: Rows) -> NoReturn:
         """Refuse to write.
 
         Raises:
@@ -194,7 +196,7 @@ class WriterEnsemble(Ensemble, Writer):
         """
         raise write_refusal()
 
-    def extend(self, data: Any) -> NoReturn:
+    def extend(self, data: Rows) -> NoReturn:
         """Refuse to write.
 
         Raises:
@@ -293,7 +295,7 @@ class SamplerEnsemble(Ensemble, Sampler):
             raise InvalidStateError("no member of this ensemble can be sampled")
         return torch.multinomial(shares, self.num_buffer_sampled, True, generator=self._rng).tolist()
 
-    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+    def slots(self, storage: Storage, batch_size: int) -> tuple[Ints, Info]:
         """Refuse to choose slots: each member chooses its own.
 
         Args:
