@@ -146,11 +146,14 @@ class Site:
             self._swapped = True
             raise
         try:
-            with os.scandir(fd) as entries:
-                empty = next(entries, None) is None
-            if empty:
-                os.close(fd)
-                return -1
+            for name in self._first:
+                if os.access(name, os.F_OK, dir_fd=fd):
+                    break  # not empty, and not listed for that by seven calls of the system
+            else:
+                with os.scandir(fd) as entries:
+                    if next(entries, None) is None:
+                        os.close(fd)
+                        return -1
             if not replace:
                 raise refusals.place_exists(url)
             if foreign := self._foreign(fd):
