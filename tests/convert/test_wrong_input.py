@@ -68,6 +68,7 @@ CALLS: dict[str, tuple[Callable[[Path], Any], type[TDStoreError], str]] = {
         InvalidTypeError,
         "separator must be a string",
     ),
+    "no writer": (lambda p: TensorDict({"a": torch.ones(1)}, [1]).to_mds(writer="x"), InvalidTypeError, "an MDSWriter"),
     "no list": (lambda p: TensorDict.from_list(None), InvalidTypeError, "a list, not None"),
     "dimensions": (
         lambda p: TensorDict.from_list([{"a": 1}], batch_dims="x"),

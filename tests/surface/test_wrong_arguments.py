@@ -101,6 +101,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[TDStoreError], str]] = {
         InvalidTypeError,
         "keys_to_update must be a key",
     ),
+    "read": (lambda td: td.read(out={}), InvalidTypeError, "out must be a TensorDict, not a dict"),
     "state dict": (lambda td: td.load_state_dict(td), InvalidTypeError, "load_state_dict takes a dict"),
     "a backend": (lambda td: td.save("somewhere", storage=3), UnknownBackendError, "no backend is named '3'"),
     "save in the wrong order": (

@@ -25,6 +25,7 @@ from tdstore.errors import InvalidTypeError, LockedError, OptionError, StoreExis
 from tdstore.header import Group
 from tdstore.index.shapes import as_size
 from tdstore.io.opening import DEFAULT_ON_DISK, Location, Storage
+from tdstore.ops.base import check_container
 from tdstore.store import Cap
 from tdstore.types import DeviceLike, Fault, IndexType, Mode, NamesLike, NestedKey, Path, SizeLike
 
@@ -456,6 +457,7 @@ class SavingMixin(Container):
         if keys is not None:
             td = td.select(*([keys] if isinstance(keys, str) else keys))
         if out is not None:
+            check_container(out, "out")
             made: Self = td._read_into(out)
             return made
         return td.clone() if td._state & ~LOCKED or index is None else td._resident()

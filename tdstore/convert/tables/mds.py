@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tdstore.arguments import refuse_type
 from tdstore.container.core.container import Container
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.convert import packages
@@ -23,6 +24,8 @@ def write(td: Container, columns: dict[str, str] | None, writer: Any, options: d
     td = with_rows(td, "a dataset of samples")
     columns = columns or _columns(td[:1]._resident())
     if writer is not None:
+        if not hasattr(writer, "write"):
+            raise refuse_type("writer", "an MDSWriter", writer)
         _write_rows(td, columns, writer)
         return
     with kind(columns=columns, **options) as made:

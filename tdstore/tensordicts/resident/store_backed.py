@@ -38,7 +38,6 @@ from tdstore.index.selection import gather
 from tdstore.index.tracing import mapped, traced
 from tdstore.io.mapped import copy_to_pickle, seen_by_others, sent
 from tdstore.keys import key_text, unravel
-from tdstore.ops.base import check_container
 from tdstore.pickling import rebuild
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident import leaf_pickles
@@ -334,7 +333,6 @@ class BindingMixin(LeafwiseTree):
 
     # -- reading in bulk ---------------------------------------------------------------------
     def _read_into(self, out: Any) -> Any:
-        check_container(out, "out")
         pairs: list[tuple[Tensor, Tensor]] = []
         for key, leaf in self.items(True, True):
             if not is_batched(leaf):
