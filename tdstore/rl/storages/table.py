@@ -174,6 +174,12 @@ class Table(ABC):
     def commit(self, state: State) -> None:
         """Make counters valid, after the rows that were written before."""
 
+    def takes(self, value: Tensor) -> Tensor:
+        """Return a tensor without gradients, and on the CPU if `write` takes no others."""
+        if value.requires_grad:
+            value = value.detach()
+        return value.cpu() if self.on_cpu and not value.is_cpu else value
+
     @abstractmethod
     def write(self, rows: Rows, values: Sequence[Any]) -> None:
         """Write rows of all columns; a column whose value is None keeps its own."""

@@ -238,11 +238,8 @@ class TabularStorage(Storage):
             if value is None:
                 continue
             tail = self._tails[i]
-            value = columns[i] = fitting(value, column, tail if single else (lead[0], *tail), lenient=self._lenient)
-            if value.requires_grad:
-                columns[i] = value.detach()
-            if table.on_cpu and not value.is_cpu:
-                columns[i] = value.detach().cpu()
+            value = fitting(value, column, tail if single else (lead[0], *tail), lenient=self._lenient)
+            columns[i] = table.takes(value)
         if single and (not isinstance(table, ArrayTable) or isinstance(table, LiveTable)):
             columns = [None if value is None else value.unsqueeze(0) for value in columns]
         return columns
@@ -560,7 +557,8 @@ class TabularStorage(Storage):
                 if column.values:
                     values[number] = self._packed_values(number, received, lead, single=False)
                 else:
-                    values[number] = fitting(received, column, lead + self._tails[number], lenient=self._lenient)
+                    value = fitting(received, column, lead + self._tails[number], lenient=self._lenient)
+                    values[number] = self._ready().takes(value)
             if state.length:
                 after = state._replace(epoch=state.epoch + 1)
                 self._in_parts(self._ready(), slice(0, state.length), values, state, after)

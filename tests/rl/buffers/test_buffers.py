@@ -152,6 +152,13 @@ def test_rows_by_index_and_by_key():
     assert len(buffer) == 0 and buffer.write_count == 0 and buffer.extend(steps(2)).tolist() == [0, 1]
 
 
+def test_an_entry_of_all_rows_is_set_from_a_tensor_with_gradients():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+    buffer.extend(TensorDict({"reward": torch.zeros(3)}, [3]))
+    buffer["reward"] = torch.arange(6.0, requires_grad=True)[::2]
+    assert buffer["reward"].tolist() == [0, 2, 4] and not buffer["reward"].requires_grad
+
+
 def test_an_immutable_dataset():
     buffer = ReplayBuffer(storage=TensorStorage(steps(2, 3)), writer=ImmutableDatasetWriter(), batch_size=4)
     assert buffer.sample().batch_size == torch.Size([4])
