@@ -1,7 +1,7 @@
 """Where rows come from: a container, or a location that each process opens once, when it is needed."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any, TypeAlias
 
@@ -135,11 +135,11 @@ class Source:
 
     def _empty_rows(self, container: TensorDictBase) -> TensorDictBase | None:
         """Return no rows of all columns; None where one of them is no plain tensor, or of other containers."""
-        if isinstance(container, TensorDict):
+        if container is self.data and isinstance(container, TensorDict):  # it may change between two batches
             return _plain(container[:0] if self.columns is None else container[:0].select(*self.columns))
-        if not isinstance(container, PersistentTensorDict):
+        if not isinstance(container, (TensorDict, PersistentTensorDict)):
             return None
-        keys = tuple(container.keys(True, True))
+        keys = tuple(container.keys(True, True)) if isinstance(container, PersistentTensorDict) else ()
         if self._empty is None or self._empty[0] != keys:
             self._empty = keys, _plain(container.read(slice(0, 0), keys=self.columns))
         return self._empty[1]
@@ -170,17 +170,17 @@ def uninitialized_rows(empty: TensorDictBase, rows: int, allocator: Allocator) -
         nbytes = rows * torch.Size(leaf.shape[1:]).numel() * leaf.dtype.itemsize
         places.append((used, used + nbytes))
         used += -(-nbytes // ALIGN) * ALIGN
-    memory, rest = allocator(used), iter(places)
-
-    def filled(value: Any) -> Any:
-        if isinstance(value, TensorDict):
-            entries = {key: filled(entry) for key, entry in value.items()}
-            return TensorDict(entries, (rows, *value.batch_size[1:]), names=value.names, device=value.device)
-        start, stop = next(rest)
-        return memory[start:stop].view(value.dtype).view(rows, *value.shape[1:])
-
-    made: TensorDictBase = filled(empty)
+    memory = allocator(used)
+    made: TensorDictBase = _over(empty, rows, (memory[start:stop] for start, stop in places))
     return made
+
+
+def _over(empty: Any, rows: int, parts: Iterator[torch.Tensor]) -> Any:
+    # Not a function within the other: one that calls itself would hold the memory until Python looks for cycles.
+    if isinstance(empty, TensorDict):
+        entries = {key: _over(entry, rows, parts) for key, entry in empty.items()}
+        return TensorDict(entries, (rows, *empty.batch_size[1:]), names=empty.names, device=empty.device)
+    return next(parts).view(empty.dtype).view(rows, *empty.shape[1:])
 
 
 def _plain(read: TensorDictBase) -> TensorDictBase | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -56,6 +58,35 @@ def test_tensors_are_read_into_one_room(kind: str, rows: Any, request: Any) -> N
         assert all(rooms.holds(leaf) for leaf in read.values(True, True))
         source.read(rows, rooms)
         assert len(rooms.made) == 2, "each batch has memory of its own"
+
+
+class Memory(bytearray):
+    """Memory that can be referenced weakly."""
+
+
+@pytest.mark.parametrize("kind", LOCAL)
+def test_memory_is_freed_with_its_batch(kind: str, request: Any) -> None:
+    """Without the cycle collector: pinned memory would be allocated anew for each batch until that runs."""
+    made: list[weakref.ref[Memory]] = []
+
+    def allocate(nbytes: int) -> torch.Tensor:
+        memory = Memory(nbytes)
+        made.append(weakref.ref(memory))
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    with stored(kind, 20, request) as (place, options):
+        source = Source(place, ["row", "next"], options)
+        source.read(ROWS[0], allocate)
+        gc.collect()
+        gc.disable()
+        try:
+            for rows in ROWS:
+                read = source.read(rows, allocate)
+                assert made[-1]() is not None
+                del read
+                assert made[-1]() is None
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize("kind", ["memmap", "h5"])
