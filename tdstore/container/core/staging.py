@@ -29,8 +29,11 @@ STAGED_BYTES = 1 << 20
 """Leaves of fewer bytes are copied by torch: a block costs more calls than its pinned memory saves."""
 STAGED_TOTAL = 8 << 20
 """So are those to a device that have fewer bytes together: buffers, streams and events take 0.3 ms on an H100."""
-FEW = 4
-"""Fewer small leaves are fetched from a device one by one."""
+FEW = 24
+"""Fewer small leaves are fetched from a device one by one.
+
+On an H200 and its slow cores 16 leaves of 4 KiB took 258 us so and 423 together, 256 of 256 B 3,770 and 2,990.
+"""
 
 
 class CopyEvent(Protocol):
@@ -239,10 +242,15 @@ def _sent(leaves: Sequence[Tensor], device: torch.device, non_blocking: bool) ->
 
 
 def _fetched(leaves: Sequence[Tensor], source: torch.device) -> dict[int, Tensor]:
-    """Copy the large tensors of a CUDA device to the CPU in blocks, and several small ones together; by number."""
-    there = [at for at, leaf in enumerate(leaves) if leaf.device == source and is_plain(leaf)]
-    large = [at for at in there if leaves[at].nbytes >= STAGED_BYTES]
-    small = [at for at in there if 0 < leaves[at].nbytes < STAGED_BYTES and has_bits(leaves[at].dtype)]
+    """Copy the large tensors of a CUDA device to the CPU in blocks, and many small ones together; by number."""
+    large: list[int] = []
+    small: list[int] = []
+    for at, leaf in enumerate(leaves):
+        if leaf.device == source and is_plain(leaf) and (nbytes := leaf.nbytes):
+            if nbytes >= STAGED_BYTES:
+                large.append(at)
+            elif has_bits(leaf.dtype):
+                small.append(at)
     stream = cuda_copy_stream(source, non_blocking=False) if large or len(small) >= FEW else None
     if stream is None:
         return {}

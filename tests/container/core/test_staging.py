@@ -224,6 +224,7 @@ def test_what_goes_to_a_device_in_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_is_fetched_in_blocks_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "cuda_copy_stream", lambda *_, **__: LateCopyStream())
     monkeypatch.setattr(staging, "_pinned_copy", lambda flat: flat.clone())
+    monkeypatch.setattr(staging, "FEW", 4)
     leaves, cpu = leaves_of_all_kinds(), torch.device("cpu")
     fetched = staging._fetched(leaves, cpu)
     assert sorted(fetched) == [0, 1, 2, 3, 4, 5, 6]
