@@ -323,7 +323,7 @@ class ReshapeOps(OpsBase):
         names = self._dim_names()
         new = torch.Size((*old[:at], *sizes, *old[at + 1 :]))
         result = self._move(
-            lambda t: t.unflatten(at, sizes),
+            lambda t: torch.unflatten(t, at, sizes),
             new,
             names and (*names[:at], *(None,) * len(sizes), *names[at + 1 :]),
             lambda v: v.reshape(old),
