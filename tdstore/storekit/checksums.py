@@ -139,32 +139,33 @@ class Summer:
         self._crc: list[int] = []
         self._wanted = tip_ranges(nbytes)
         self._tips = bytearray()
-        self._at = 0
+        self.at = 0
+        """The bytes that were added."""
 
     def add(self, piece: Memory) -> None:
         """Add the next bytes."""
-        begun = self._at % self.block
+        begun = self.at % self.block
         rest = piece
         if begun:
             rest = piece[self.block - begun :]
             self._crc[-1] = google_crc32c.extend(self._crc[-1], piece[: self.block - begun])
         self._crc += crcs_of(rest, self.block)
-        start, stop = self._at, self._at + len(piece)
+        start, stop = self.at, self.at + len(piece)
         for a, b in self._wanted:
             if a < stop and b > start:
                 self._tips += piece[max(a - start, 0) : b - start].tobytes()
-        self._at = stop
+        self.at = stop
 
     def add_zeros(self, size: int) -> None:
         """Add `size` zeros as the next bytes, behind whole blocks: more of these, or the rest."""
         self._crc += [_crc_of_zeros(self.block)] * (size // self.block)
         if size % self.block:
             self._crc.append(_crc_of_zeros(size % self.block))
-        start, stop = self._at, self._at + size
+        start, stop = self.at, self.at + size
         for a, b in self._wanted:
             if a < stop and b > start:
                 self._tips += bytes(min(b, stop) - max(a, start))
-        self._at = stop
+        self.at = stop
 
     def sums(self) -> Sums:
         """Return the checksums of all bytes that were added."""

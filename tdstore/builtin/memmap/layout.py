@@ -12,7 +12,7 @@ from torch import Tensor
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
 from tdstore.header import NESTED_SHAPES, NESTED_SPANS, NESTED_VALUES
 from tdstore.keys import encode_file_name, encode_names, fold
-from tdstore.storekit.checksums import EMPTY, Sums
+from tdstore.storekit.checksums import EMPTY, Summer, Sums
 from tdstore.storekit.documents import LeafRecord
 from tdstore.storekit.pages import Holes
 from tdstore.storekit.session import FileParts
@@ -49,6 +49,7 @@ class LeafFile:
         "rows_written",
         "shape",
         "sparse",
+        "summer",
         "sums",
         "temp",
         "unmade",
@@ -69,6 +70,8 @@ class LeafFile:
     """None once the data may have changed since."""
     known: Sums
     """While `sums` is None: those of the leading blocks that have not changed since they were summed."""
+    summer: Summer | None
+    """Sums rows while they are written in order from the first one on, so that they are not read again."""
     elders: list[tuple[weakref.ref[Tensor], LeafFile]]
     """This leaf before it grew, as long as a caller may write through the tensor of that time."""
     holes: Holes | None
@@ -104,7 +107,7 @@ class LeafFile:
         self.file = file if self.nbytes else ()
         self.temp = None
         self.sums = None if self.nbytes else EMPTY
-        self.holes = None
+        self.holes = self.summer = None
         self.fd = -1
         self.probe = None
         self.version = self.floor = self.changed = self.offset = self.rows_written = 0
@@ -177,6 +180,8 @@ class LeafFile:
         """Record that bytes from `start` on are about to change."""
         self.known = self.leading().leading(start)
         self.sums = None
+        if self.summer is not None and self.summer.at != start:
+            self.summer = None
 
     def follow(self, old: LeafFile, view: Tensor | None) -> None:
         """Adopt the checksums of this leaf before a change of its length, and watch the tensor of the caller."""

@@ -472,8 +472,7 @@ class LeafWriter:
     def _write_whole(self, leaf: LeafFile, value: Tensor) -> None:
         fd = self.fd(leaf)
         leaf.changes_from(0)
-        # The checksum of a shared leaf is computed when other writers have ended, that of a private one now.
-        ours = leaf.probe is None and (self._hold.building or leaf.temp is not None)
+        ours = self._is_ours(leaf)
         summer = Summer(leaf.nbytes)
         at = 0
         for block in byte_blocks(value):
@@ -485,13 +484,24 @@ class LeafWriter:
             leaf.holes.filled()
             leaf.holes = None
         if ours:
-            leaf.sums = summer.sums()
-            if self._hold.sync and leaf.nbytes >= _LONG:
-                files.start_writeback(fd)  # beside the leaves that follow
+            self._summed(leaf, summer, fd)
+
+    def _is_ours(self, leaf: LeafFile) -> bool:
+        # The checksum of a shared leaf is computed when other writers have ended, that of a private one now.
+        return leaf.probe is None and (self._hold.building or leaf.temp is not None)
+
+    def _summer_of(self, leaf: LeafFile, rows: slice | Tensor) -> Summer | None:
+        """Return what sums the rows that come next, if all have been written in order so far."""
+        if not isinstance(rows, slice) or rows.step not in (None, 1) or not self._is_ours(leaf):
+            leaf.summer = None
+        elif rows.start == 0:
+            leaf.summer = Summer(leaf.nbytes)
+        return leaf.summer
 
     def _write_rows(self, leaf: LeafFile, rows: slice | Tensor, value: Tensor) -> None:
         fd = self.fd(leaf)
         row = leaf.nbytes // leaf.shape[0]
+        summer = self._summer_of(leaf, rows)
         if isinstance(rows, Tensor):
             value = take(value, 0, torch.argsort(rows))
         first = 0
@@ -505,6 +515,15 @@ class LeafWriter:
             for block in byte_blocks(run):
                 files.write_at(fd, block.data, at)
                 at += len(block)
+                if summer is not None:
+                    summer.add(block)
+        if summer is not None and summer.at == leaf.nbytes:
+            self._summed(leaf, summer, fd)
+
+    def _summed(self, leaf: LeafFile, summer: Summer, fd: int) -> None:
+        leaf.sums, leaf.summer = summer.sums(), None
+        if self._hold.sync and leaf.nbytes >= _LONG:
+            files.start_writeback(fd)  # beside the leaves that follow
 
     @staticmethod
     def _rows_to_copy_to(leaf: LeafFile, start: int, stop: int) -> Tensor | None:
