@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +14,11 @@ from tdstore.builtin.memmap.layout import Layout, LeafFile
 from tdstore.builtin.memmap.resources import Hold
 from tdstore.builtin.memmap.steps import Recorded
 from tdstore.builtin.memmap.tensor import MemoryMappedTensor
-from tdstore.builtin.memmap.writing import LeafWriter, read_ranges, read_runs
+from tdstore.builtin.memmap.writing import LeafWriter
 from tdstore.builtin.resident import MappedStore
-from tdstore.errors import StoreClosedError, StoreError, UnsupportedError
+from tdstore.errors import CorruptStoreError, StoreClosedError, StoreError, UnsupportedError
 from tdstore.header import Header, without_collection
+from tdstore.index.ranges import byte_ranges, index_shape
 from tdstore.index.rows import runs
 from tdstore.index.selection import gather
 from tdstore.keys import encode_file_name
@@ -166,7 +167,7 @@ class MemmapLeaves(MappedStore[LeafFile]):
             fd = self._writer.open_to_read(leaf)
             try:
                 if len(r.index) > 1 and leaf.nbytes // (leaf.shape[0] or 1) > _LONG_ROW:
-                    return read_ranges(fd, leaf, r)
+                    return _read_ranges(fd, leaf, r)
                 first = r.index[0] if r.index else slice(0, leaf.shape[0] if leaf.shape else 1, 1)
                 if isinstance(first, Tensor):
                     numbers, first = torch.unique(first, return_inverse=True)
@@ -174,7 +175,7 @@ class MemmapLeaves(MappedStore[LeafFile]):
                 else:
                     wanted = [(first.start, max(first.start, first.stop))]
                     first = slice(0, wanted[0][1] - first.start, first.step)
-                rows = read_runs(fd, wanted, leaf)
+                rows = _read_runs(fd, wanted, leaf)
                 return gather(rows, (first, *r.index[1:]) if r.index else (), r.out)
             finally:
                 os.close(fd)
@@ -358,3 +359,41 @@ class MemmapLeaves(MappedStore[LeafFile]):
                 url=self.url,
                 hint="what was mapped stays readable; open the location again to write to the new data",
             )
+
+
+def _read_runs(fd: int, wanted: Iterable[tuple[int, int]], leaf: LeafFile) -> Tensor:
+    """Read runs `[start, stop)` of rows, concatenated, without the mapping: holes stay holes."""
+    row = leaf.nbytes // leaf.shape[0] if leaf.shape and leaf.shape[0] else leaf.nbytes
+    out = _read_bytes(fd, [(start * row, stop * row) for start, stop in wanted], leaf)
+    shape = (len(out) // row, *leaf.shape[1:]) if leaf.shape and row else tuple(leaf.shape)
+    return (
+        torch.frombuffer(out, dtype=leaf.dtype).reshape(shape)
+        if out
+        else torch.empty(shape, dtype=leaf.dtype, device="cpu")
+    )
+
+
+def _read_ranges(fd: int, leaf: LeafFile, read: Read) -> Tensor:
+    """Read exactly the elements of a request, without the mapping: for rows that are too long to read whole."""
+    out = _read_bytes(fd, byte_ranges(leaf.shape, leaf.dtype.itemsize, read.index).tolist(), leaf)
+    shape = index_shape(leaf.shape, read.index)
+    value = (
+        torch.frombuffer(out, dtype=leaf.dtype).reshape(shape)
+        if out
+        else torch.empty(shape, dtype=leaf.dtype, device="cpu")
+    )
+    return value if read.out is None else read.out.copy_(value)
+
+
+def _read_bytes(fd: int, ranges: Iterable[Sequence[int]], leaf: LeafFile) -> bytearray:
+    ranges = list(ranges)
+    out = bytearray(sum(stop - start for start, stop in ranges))
+    at = 0
+    for start, stop in ranges:
+        size, offset = stop - start, leaf.offset + start
+        while size:
+            n = os.preadv(fd, [memoryview(out)[at : at + size]], offset)
+            if not n:
+                raise CorruptStoreError(f"leaf {path_text(leaf.path)} was truncated by another program")
+            at, offset, size = at + n, offset + n, size - n
+    return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import numpy as np
@@ -20,7 +20,6 @@ from tdstore.builtin.memmap.resources import Hold
 from tdstore.builtin.resident import put
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreClosedError
-from tdstore.index.ranges import byte_ranges, index_shape
 from tdstore.index.rows import runs, take
 from tdstore.storekit import files
 from tdstore.storekit.checksums import (
@@ -37,7 +36,7 @@ from tdstore.storekit.checksums import (
 )
 from tdstore.storekit.pages import Holes, are_mapped, map_cached_pages
 from tdstore.storekit.session import FileParts
-from tdstore.types import Read, StoreIndex, Write, path_text
+from tdstore.types import StoreIndex, Write, path_text
 
 _OPEN_FILES = 32
 _MAPPED = 16384
@@ -556,44 +555,6 @@ def compute_checksums(leaf: LeafFile, writer: LeafWriter) -> None:
         ) from None
     leaf.version, leaf.changed = version, 0
     leaf.unsynced = True  # torch wrote to it, and perhaps nobody has told the store
-
-
-def read_runs(fd: int, wanted: Iterable[tuple[int, int]], leaf: LeafFile) -> Tensor:
-    """Read runs `[start, stop)` of rows, concatenated, without the mapping: holes stay holes."""
-    row = leaf.nbytes // leaf.shape[0] if leaf.shape and leaf.shape[0] else leaf.nbytes
-    out = _read_bytes(fd, [(start * row, stop * row) for start, stop in wanted], leaf)
-    shape = (len(out) // row, *leaf.shape[1:]) if leaf.shape and row else tuple(leaf.shape)
-    return (
-        torch.frombuffer(out, dtype=leaf.dtype).reshape(shape)
-        if out
-        else torch.empty(shape, dtype=leaf.dtype, device="cpu")
-    )
-
-
-def read_ranges(fd: int, leaf: LeafFile, read: Read) -> Tensor:
-    """Read exactly the elements of a request, without the mapping: for rows that are too long to read whole."""
-    out = _read_bytes(fd, byte_ranges(leaf.shape, leaf.dtype.itemsize, read.index).tolist(), leaf)
-    shape = index_shape(leaf.shape, read.index)
-    value = (
-        torch.frombuffer(out, dtype=leaf.dtype).reshape(shape)
-        if out
-        else torch.empty(shape, dtype=leaf.dtype, device="cpu")
-    )
-    return value if read.out is None else read.out.copy_(value)
-
-
-def _read_bytes(fd: int, ranges: Iterable[Sequence[int]], leaf: LeafFile) -> bytearray:
-    ranges = list(ranges)
-    out = bytearray(sum(stop - start for start, stop in ranges))
-    at = 0
-    for start, stop in ranges:
-        size, offset = stop - start, leaf.offset + start
-        while size:
-            n = os.preadv(fd, [memoryview(out)[at : at + size]], offset)
-            if not n:
-                raise CorruptStoreError(f"leaf {path_text(leaf.path)} was truncated by another program")
-            at, offset, size = at + n, offset + n, size - n
-    return out
 
 
 def _first_row(term: slice | Tensor) -> int:

@@ -154,7 +154,7 @@ class Table(ABC):
     durable = False
     """Whether rows outlive this process, so that what is overwritten is saved first."""
     on_cpu = False
-    """Whether a write takes tensors of the CPU only."""
+    """Whether writes take no other tensors."""
     by_request = False
     """Whether each write is a request to a store, not a write in memory."""
     publish: Callable[[], None] | None = None
@@ -176,8 +176,7 @@ class Table(ABC):
 
     def takes(self, value: Tensor) -> Tensor:
         """Return a tensor without gradients, and on the CPU if `write` takes no others."""
-        if value.requires_grad:
-            value = value.detach()
+        value = value.detach() if value.requires_grad else value
         return value.cpu() if self.on_cpu and not value.is_cpu else value
 
     @abstractmethod
