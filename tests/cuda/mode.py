@@ -78,6 +78,7 @@ EXCEPT: dict[str, str] = {
     "tests/rl/buffers/test_dimensions.py": _STORED,
     "tests/rl/buffers/test_slices.py::test_trajectories_are_told": _STORED,
     "tests/rl/buffers/test_stored_priorities.py": _STORED,
+    "tests/rl/buffers/test_wrong_arguments.py": _STORED,
     "tests/rl/transitions/test_dataset.py": _STORED,
     "tests/rl/transitions/test_transition.py::test_to_torch_tensor": _NUMPY,
     "tests/rl/trees/test_forest.py": _STORED,
