@@ -1,5 +1,6 @@
 """Batches read ahead by threads, in order, and never more of them than requested."""
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -52,6 +53,9 @@ class ReadAhead(Generic[T, P]):
         timeout: seconds to wait for one batch. Default: no limit.
     """
 
+    _is_ending = staticmethod(sys.is_finalizing)
+    """Whether the interpreter ends: it has waited for all threads then, and modules are being cleared."""
+
     def __init__(
         self,
         tasks: Iterator[tuple[T, P]],
@@ -86,7 +90,7 @@ class ReadAhead(Generic[T, P]):
     def close(self) -> None:
         """Drop what was read ahead. Reads that have begun end in their threads, and nobody waits for them."""
         self._waiting.clear()
-        if self._pool is not None:
+        if self._pool is not None and not self._is_ending():
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _fill(self, pool: ThreadPoolExecutor, batches: int) -> None:

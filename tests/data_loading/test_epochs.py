@@ -22,6 +22,7 @@ from tdstore.data.blocks import Block, BlockReader
 from tdstore.data.orders import BlockOrder
 from tdstore.data.source import Source
 from tdstore.errors import InvalidArgumentError, InvalidStateError, MismatchError, StoreIOError, StoreTimeoutError
+from tests import scripts
 from tests.data_loading.places import LOCAL, SERVERS, numbered, stored
 
 pytestmark = [
@@ -145,6 +146,19 @@ def test_other_ranks_and_batches_give_the_rows_that_were_left(shuffle: Any) -> N
     assert sorted(flat(had) + flat(left)) == list(range(101))
     order = flat(rows_of(epochs_of(td, shuffle=shuffle)))
     assert set(flat(left)) == set(order[30:])
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_a_script_ends_between_two_batches(prefetch: int) -> None:
+    code = """
+import sys, torch
+from tdstore import TensorDict
+from tdstore.data import Epochs
+batches = iter(Epochs(TensorDict({"a": torch.arange(64)}, [64]), 4, prefetch=int(sys.argv[1])))
+print(next(batches).shape)
+"""
+    script = scripts.run(code, prefetch)
+    assert (script.status, script.output, script.errors) == (0, "torch.Size([4])\n", "")
 
 
 def test_a_billion_rows_cost_as_much_as_ten() -> None:
