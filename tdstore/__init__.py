@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tdstore import errors
+from tdstore.arguments import refuse_type
 from tdstore.base import TensorDictBase
 from tdstore.builtin.tdz.pack_unpack import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
 from tdstore.container.concat.opening import concat
@@ -64,7 +65,6 @@ from tdstore.io.versions import prune, tag, untag, versions
 from tdstore.memmap import MemoryMappedTensor
 from tdstore.modules.methods import from_module, from_modules
 from tdstore.nn import TensorDictParams
-from tdstore.ops.base import check_container
 from tdstore.persistent import PersistentTensorDict
 from tdstore.registry import BackendStatus, BackendTable, registry
 from tdstore.settings import (
@@ -137,6 +137,11 @@ def open(location: Location = None, mode: Mode = "r", *, storage: Storage = None
     return open_container(location, storage=storage, mode=mode, **options)
 
 
+def _check_data(data: object) -> None:
+    if not is_tensor_collection(data):
+        raise refuse_type("the data to save", "a TensorDict", data)
+
+
 def save(data: TensorDictBase, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> TensorDictBase:
     """Save a container as a new dataset: `data.save(prefix, ...)`.
 
@@ -154,7 +159,7 @@ def save(data: TensorDictBase, prefix: Location = None, copy_existing: bool = Fa
         >>> tdstore.save(TensorDict({"a": torch.arange(3)}, [3]), "runs/1").batch_size
         torch.Size([3])
     """
-    check_container(data, "the data to save")
+    _check_data(data)
     saved: TensorDictBase = data.save(prefix, copy_existing, **kwargs)
     return saved
 
@@ -175,7 +180,7 @@ def memmap(data: TensorDictBase, prefix: Location = None, copy_existing: bool = 
         >>> tdstore.memmap(TensorDict({"a": torch.arange(3)}, [3]), "run").is_memmap()
         True
     """
-    check_container(data, "the data to save")
+    _check_data(data)
     saved: TensorDictBase = data.memmap(prefix, copy_existing, **kwargs)
     return saved
 

@@ -32,7 +32,7 @@ def traced_setters(cls: type[T]) -> type[T]:
     """
     for name, value in list(vars(cls).items()):
         if type(value) is property and value.fset is not None:
-            setattr(cls, name, _TracedProperty(value.fget, value.fset, value.fdel, value.__doc__))
+            setattr(cls, name, _TracedProperty(value.fget, value.fset, value.fdel))  # its doc is the getter's
     return cls
 
 

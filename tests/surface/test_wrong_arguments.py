@@ -158,3 +158,13 @@ def test_padding_functions(separator: Any) -> None:
         tdstore.pad_sequence([separator])
     with pytest.raises(InvalidTypeError, match="pad_dim must be an int"):
         tdstore.pad_sequence([floats()], pad_dim="x")
+
+
+@pytest.mark.parametrize("save", [tdstore.save, tdstore.memmap])
+def test_values_by_themselves_are_saved(save: Callable[..., Any], tmp_path: Path) -> None:
+    save(tdstore.NonTensorData("text", [2]), tmp_path / "value").close()
+    save(tdstore.NonTensorStack("a", "b"), tmp_path / "stack").close()
+    assert tdstore.load(tmp_path / "value").tolist() == ["text", "text"]
+    assert tdstore.load(tmp_path / "stack").tolist() == ["a", "b"]
+    with pytest.raises(InvalidTypeError, match="the data to save must be a TensorDict, not a str"):
+        save("run", TensorDict())

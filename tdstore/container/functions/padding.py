@@ -39,7 +39,8 @@ def pad(tensordict: T, pad_size: Sequence[int], value: float = 0.0, inplace: boo
         >>> pad(TensorDict({"a": torch.ones(2)}, [2]), [0, 1], value=-1.0)["a"]
         tensor([ 1.,  1., -1.])
     """
-    check_container(tensordict, "what pad() takes")
+    if not isinstance(tensordict, NonTensor):
+        check_container(tensordict, "what pad() takes")
     td: Any = tensordict
     made: T = td.pad(pad_size, value, inplace=inplace, safe=safe)
     return made
