@@ -20,8 +20,8 @@ DEV_TOOLS := pytest pytest-timeout pytest-xdist hypothesis tensordict mypy 'pyri
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints-dev.txt
 
 # Tests run on this many processes; PYTEST_WORKERS=0 for one, in this process. Each imports all tests first, which takes
-# half a minute of CPU and a gigabyte; a third keeps two cores busy where tests wait for servers and for other processes.
-PYTEST_WORKERS ?= 3
+# half a minute of CPU and a gigabyte; more of them than two cores, as tests wait for servers and for other processes.
+PYTEST_WORKERS ?= 4
 # What to look at when the whole takes longer than it did.
 SLOWEST := --durations=20 --durations-min=10
 # Each process of a tier imports all of its tests first, so more of them than cores cost more than they give, unless
