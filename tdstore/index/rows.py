@@ -16,6 +16,7 @@ from torch.compiler import is_compiling
 
 from tdstore.dtypes import to_numpy
 from tdstore.errors import DimensionError, IndexKindError, InvalidArgumentError, OutOfRangeError
+from tdstore.index.masks import masks_as_rows
 from tdstore.index.tracing import traced
 from tdstore.types import StoreIndex
 
@@ -45,9 +46,9 @@ COPIED_DTYPES = frozenset(
 NUMPY_DTYPES = COPIED_DTYPES - {torch.bfloat16}
 """Dtypes of torch that numpy has too."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_NO_KERNELS = frozenset(
-    getattr(torch, name) for name in ("uint16", "uint32", "uint64", "float8_e8m0fnu") if hasattr(torch, name)
-)
+_NEW = "float8_e8m0fnu"
+_FLOAT8 = _NEW if hasattr(torch, _NEW) else "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz"  # torch 2.6
+_NO_KERNELS = frozenset(getattr(torch, name) for name in f"uint16 uint32 uint64 {_FLOAT8}".split())
 """Dtypes that torch cannot gather or assign by rows in every case; their bits it can."""
 
 
@@ -217,11 +218,11 @@ def rows_on(device: torch.device, rows: Tensor, size: int, made: dict[torch.devi
     return found
 
 
-def at_rows(leaf: Tensor, rows: Tensor) -> Tensor:
-    """Return `leaf[rows]` for rows on the device of a leaf, unchecked and maybe negative, and for every dtype."""
+def at_rows(leaf: Tensor, index: Any) -> Tensor:
+    """Return `leaf[index]` for every dtype, and for rows on the device of a leaf, unchecked and maybe negative."""
     if leaf.dtype in _NO_KERNELS:
-        return as_bits(leaf)[rows].view(leaf.dtype)
-    return leaf[rows]
+        return as_bits(leaf)[index].view(leaf.dtype)
+    return leaf[index]
 
 
 def put_rows(
@@ -275,10 +276,12 @@ def put(leaf: Tensor, terms: tuple[Any, ...], value: Tensor) -> None:
     if len(terms) == 1 and _whole_rows(leaf, terms[0], value):
         _copy_rows(leaf, terms[0], value)
         return
-    _assign(leaf, terms, value)
+    _assign(leaf, masks_as_rows(terms) if len(terms) > 1 else terms, value)
 
 
 def _assign(leaf: Tensor, terms: Any, value: Tensor) -> None:
+    if leaf.dtype in _NO_KERNELS:
+        leaf, value = as_bits(leaf), as_bits(value)
     try:
         leaf[terms] = value
     except NotImplementedError:  # torch lacks the kernel for this dtype, and has written nothing

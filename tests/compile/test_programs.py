@@ -17,6 +17,9 @@ from tests.differential.oracle import describe, differences
 
 from .programs import PROGRAMS, floats, sample
 
+pytestmark = pytest.mark.skipif(
+    torch.__version__ < "2.11", reason="torch 2.6 cannot trace attributes that a base class has in its __slots__"
+)
 AOT = ["construct", "index with a tensor", "arithmetic with TensorDicts", "update in place", "stack"]
 
 

@@ -287,6 +287,11 @@ def random_index(rng, shape):
     return tuple(terms) if len(terms) != 1 or rng.random() < 0.5 else terms[0]
 
 
+def has_terms_after_a_mask(index):
+    terms = index[:-1] if isinstance(index, tuple) else ()
+    return any(np.ndim(t) > 1 and np.asarray(t).dtype == bool for t in terms if t is not None and t is not ...)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_random_chains(seed):
     rng = random.Random(seed)
@@ -300,6 +305,8 @@ def test_random_chains(seed):
         chain = []
         for _ in range(rng.randrange(1, 5)):
             index = random_index(rng, linear.shape)
+            if torch.__version__ < "2.7" and has_terms_after_a_mask(index):
+                continue  # torch 2.6 misplaces them
             try:
                 after = torch_index(linear, index)
             except IndexError:  # tensors that do not broadcast

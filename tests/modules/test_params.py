@@ -240,6 +240,7 @@ def test_gradients_of_functions_of_parameters() -> None:
     assert isinstance(net.weight, nn.Parameter)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="torch 2.6 cannot trace a TensorDict")
 def test_compiled() -> None:
     held, linear = Holder(), nn.Linear(2, 2)
     own = linear.weight

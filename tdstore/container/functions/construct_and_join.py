@@ -67,7 +67,7 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
         if is_batched(value):
             try:
                 data[key] = fn(column, dim) if dim or fn is torch.stack else _cat_first(column)
-            except (RuntimeError, TypeError) as error:
+            except (RuntimeError, TypeError, ValueError) as error:  # the last of nested tensors, from torch 2.6
                 where = path_text((*path, key))
                 if fn is torch.stack and _any_nested(column):
                     raise InvalidStateError(

@@ -13,7 +13,8 @@ from tdstore.container.entries.nested_tensors import leaf_shape, ragged_dim
 from tdstore.container.varlen.nested_leaves import jagged_parts
 from tdstore.errors import BatchSizeError, UnsupportedError
 from tdstore.index.index_terms import as_terms, on_cpu
-from tdstore.index.rows import check_rows
+from tdstore.index.masks import masks_as_rows
+from tdstore.index.rows import at_rows, check_rows
 from tdstore.index.tracing import traced
 
 _ALL = slice(None)
@@ -29,12 +30,15 @@ def rows_at(tensor: Tensor, index: Any) -> Tensor:
         UnsupportedError: the index makes new dimensions, or takes several dimensions together.
     """
     if not tensor.is_nested:
+        if type(index) is tuple and len(index) > 1:
+            index = masks_as_rows(index)
         try:
             return tensor[index]
         except RuntimeError:
             if not tensor.is_cpu or traced():
                 raise
-        return tensor[on_cpu(index)]  # positions of values, which are on the CPU, by rows on a GPU
+        # of a dtype that torch lacks a kernel for, or positions of values, which are on the CPU, by rows on a GPU
+        return at_rows(tensor, on_cpu(index))
     first, *rest = as_terms(index) or (_ALL,)
     if first is None or first is Ellipsis or type(first) is bool:
         raise _refused("with new dimensions")

@@ -596,5 +596,5 @@ def _take_rows(leaf: Tensor, rows: Tensor, by_device: dict[torch.device, Tensor]
         return leaf.index_select(0, rows)
     except (NotImplementedError, RuntimeError):
         if not len(leaf):
-            return leaf[rows]  # no rows at all
+            return at_rows(leaf, rows)  # no rows at all
         return take(leaf, 0, check_rows(rows, len(leaf)))  # dtypes that index_select lacks

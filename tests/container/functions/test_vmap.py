@@ -71,6 +71,7 @@ def test_methods_work_inside(name):
     assert content(torch.vmap(program)(sample())) == content(want)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="torch 2.6 cannot map rows, not even of a tensor")
 def test_rows_may_be_mapped_too():
     td, rows = sample(), torch.tensor([2, 0])
     assert content(torch.vmap(lambda i: td[i])(rows)) == content(td[rows])
@@ -165,7 +166,7 @@ def test_tensors_map_as_ever():
             return t * t
 
         torch.vmap(square, in_dims=5)(x)
-    assert not torch.utils._pytree.tree_is_leaf(Box(None, None, []))
+    assert torch.utils._pytree.tree_leaves(Box(None, None, [])) == []
 
 
 def test_an_ensemble_of_modules():
