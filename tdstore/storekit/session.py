@@ -314,7 +314,7 @@ class Session:
             os.close(fd)
         if self.sync:
             files.fsync(self.root)
-        _SESSIONS.setdefault(self.key, LiveObjects()).add(self)
+        _SESSIONS.add(self)
 
     def note(self, add: list[FileParts], drop: list[FileParts]) -> None:
         """Log the files that a commit is about to add and drop.
@@ -352,8 +352,7 @@ class Session:
     def drop(self) -> None:
         """Close the descriptors, which releases the lock."""
         self.ended = True
-        if (others := _SESSIONS.get(self.key)) is not None:
-            others.discard(self)
+        _SESSIONS.discard(self)
         if self._lock >= 0 and self.pid == os.getpid():
             files.unlock(self._lock)  # closing is not enough: a forked child holds the same open file
         for fd in (self._lock, self.root):
@@ -436,7 +435,7 @@ def open_parent(root: int) -> int:
 
 def own_sessions(key: tuple[int, int]) -> list[Session]:
     """Return the sessions of this process on a folder (device, inode)."""
-    return [s for s in _SESSIONS.get(key, ()) if not s.ended and not s.detached and s.pid == os.getpid()]
+    return [s for s in _SESSIONS if s.key == key and not s.ended and not s.detached and s.pid == os.getpid()]
 
 
 def has_live_session(root: int) -> bool:
@@ -525,13 +524,12 @@ class Lease:
             self.session.escaped = True
 
 
-_SESSIONS: dict[tuple[int, int], LiveObjects[Session]] = {}
+_SESSIONS: LiveObjects[Session] = LiveObjects()
 
 
 def _forked() -> None:
-    for sessions in list(_SESSIONS.values()):
-        for session in sessions:
-            session.escaped = True
+    for session in _SESSIONS:
+        session.escaped = True
 
 
 os.register_at_fork(before=_forked)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
+from tdstore import TensorDict, lifetime
 from tdstore.errors import DirtyStoreError, StoreIOError
 from tdstore.storekit import WriterState, WriterSteps, accept_dirty, commit_for_readers, end_writer, session
 
@@ -197,3 +200,17 @@ def test_the_log_of_sessions_names_leaves_of_any_name(tmp_path: Path, key: str) 
         own.drop()
     finally:
         os.close(root)
+
+
+def test_ended_sessions_leave_nothing(tmp_path: Path) -> None:
+    """Each folder that a process wrote would be remembered until its end."""
+    gc.collect()
+    lifetime.settle()
+    known = len(session._SESSIONS)
+    for number in range(3):
+        TensorDict({"a": torch.zeros(3)}, [3]).save(tmp_path / str(number)).close()
+    dropped = TensorDict({"a": torch.zeros(3)}, [3]).save(tmp_path / "dropped")
+    assert len(session._SESSIONS) == known + 1
+    del dropped
+    lifetime.settle()
+    assert len(session._SESSIONS) == known

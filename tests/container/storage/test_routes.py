@@ -25,7 +25,7 @@ FOLDERS = tuple(str(Path(module.__file__).parent) for module in (tdstore, tdstor
 ROWS = torch.tensor([3, 7, 11, 50])
 
 MOST = {
-    ("memmap", "save"): 601,
+    ("memmap", "save"): 602,
     ("memmap", "open"): 190,
     ("h5", "write"): 133,
     ("h5", "save"): 645,
