@@ -63,13 +63,19 @@ class BlockReader:
     def _read(self, rows: Rows, blocks: dict[int, Block], part_of: Rows) -> TensorDictBase:
         """Read rows of all columns into fresh memory."""
         missing = {number: block for number, block in blocks.items() if block.claim()}
-        if missing:
-            self._load(missing)
-        offsets = rows.reshape(-1) % self._block
-        pieces = [
-            block.rows.result()[torch.from_numpy(offsets[part_of == part])]
-            for part, block in enumerate(blocks.values())
-        ]
+        futures = [block.rows for block in blocks.values()]
+        try:
+            if missing:
+                self._load(missing)
+            offsets = rows.reshape(-1) % self._block
+            pieces = [
+                futures[part].result()[torch.from_numpy(offsets[part_of == part])] for part in range(len(futures))
+            ]
+        except BaseException:
+            blocks.clear()  # they hold the error, whose traceback holds this frame
+            missing.clear()
+            futures.clear()
+            raise
         # Pieces are in the order of their blocks: back to that of the rows.
         order = np.argsort(np.argsort(part_of, kind="stable"), kind="stable").reshape(rows.shape)
         return tdstore.cat(pieces)[torch.from_numpy(order)]
@@ -85,11 +91,14 @@ class BlockReader:
             for block, start, end in zip(missing.values(), [0, *ends], ends, strict=False):
                 block.rows.set_result(read[start:end])
         except BaseException as error:
-            with self._lock:
-                for number, block in missing.items():
-                    if self._blocks.get(number) is block:
-                        del self._blocks[number]
-            for block in missing.values():
-                if not block.rows.done():
-                    block.rows.set_exception(error)
+            self._fail(missing, error)
             raise
+
+    def _fail(self, missing: dict[int, Block], error: BaseException) -> None:
+        with self._lock:
+            for number, block in missing.items():
+                if self._blocks.get(number) is block:
+                    del self._blocks[number]
+        for block in missing.values():
+            if not block.rows.done():
+                block.rows.set_exception(error)

@@ -79,8 +79,12 @@ class ReadAhead(Generic[T, P]):
             self._fill(self._pool, self._prefetch)
             while self._waiting:
                 task, position, future = self._waiting.popleft()
-                batch = self._finished(task, future)
-                del future  # it holds the batch, as long as the caller has the next one
+                try:
+                    batch = self._finished(task, future)
+                finally:
+                    del (
+                        future
+                    )  # it holds the batch while the caller has the next one, or the error that holds this frame
                 self._fill(self._pool, self._prefetch)
                 yield batch, position
                 del batch
@@ -104,9 +108,7 @@ class ReadAhead(Generic[T, P]):
         try:
             return pool.submit(self._send, task.plan(self._transfer.allocator))
         except Exception as error:  # raised when it is the turn of the batch
-            failed: Future[Sent] = Future()
-            failed.set_exception(error)
-            return failed
+            return _failed(error)
 
     def _send(self, read: Callable[[], TensorDictBase]) -> Sent:
         return self._transfer.send(read())
@@ -123,7 +125,15 @@ class ReadAhead(Generic[T, P]):
             raise located(error, task) from error.__cause__
         except Exception as error:
             raise located(error, task) from error.__cause__
+        finally:
+            del future  # it holds the error, whose traceback holds this frame
         return self._transfer.receive(sent)
+
+
+def _failed(error: Exception) -> Future[Sent]:
+    failed: Future[Sent] = Future()
+    failed.set_exception(error)
+    return failed
 
 
 def located(error: Exception, task: Task) -> Exception:
