@@ -107,9 +107,13 @@ class InlineExecutor(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run the call, and return a finished future."""
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
+        return _finished(fn(*args, **kwargs))  # a future here would be held by the traceback of an error that it holds
+
+
+def _finished(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
 
 
 class PoolExecutor(Executor):
@@ -268,8 +272,13 @@ class Crew:
             if isinstance(error, BrokenExecutor) or type(error).__name__ in _DEATHS:
                 raise _died(str(error)) from error
             raise
+        finally:
+            del first, finished, watched  # they hold the error, whose traceback holds this frame
         if isinstance(result, Failure):
-            raise result.error
+            try:
+                raise result.error
+            finally:
+                del result
         if done is not None:
             done()
         return result

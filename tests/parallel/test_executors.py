@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing.dummy
 import threading
+import weakref
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
@@ -204,3 +206,23 @@ def test_not_all_chunks_are_sent_at_once():
             most.append(len(seen))
         results.close()
     assert max(most) <= 10 + 2 * 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_a_task_holds_no_rows(workers):
+    """They would stay in memory until Python looks for cycles."""
+    td = rows()
+    held = weakref.ref(td)
+    gc.collect()
+    gc.disable()
+    try:
+        try:
+            td.map(work.key_error, num_workers=workers, chunksize=2)
+        except KeyError as error:
+            assert error.args == ("boom",)
+        else:
+            pytest.fail("the task did not fail")
+        del td
+        assert held() is None
+    finally:
+        gc.enable()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import tracemalloc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -118,3 +120,28 @@ def test_a_buffer_in_files_may_be_ten_times_the_memory_limit(tmp_path):
 def test_a_buffer_in_memory_may_not():
     done = limited("LazyTensorStorage")
     assert done.stdout.splitlines() == ["limited"] and "memory" in done.stderr.lower()
+
+
+@pytest.mark.parametrize("prefetch", [None, 1, 3])
+def test_a_buffer_is_freed_after_an_error(prefetch):
+    """Its rows would stay in memory until Python looks for cycles."""
+
+    def fail(batch):
+        raise ZeroDivisionError("by 0")
+
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4, prefetch=prefetch, transform=fail)
+    rb.extend(TensorDict({"a": torch.zeros(10)}, [10]))
+    storage = weakref.ref(rb.storage)
+    gc.collect()
+    gc.disable()
+    try:
+        try:
+            rb.sample()
+        except ZeroDivisionError:
+            rb.close()
+        else:
+            pytest.fail("the transform did not run")
+        del rb
+        assert storage() is None
+    finally:
+        gc.enable()

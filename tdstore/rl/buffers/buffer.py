@@ -453,13 +453,15 @@ class ReplayBuffer(RowAccess, Resumable):
 
     def _prefetched(self, size: int) -> tuple[Any, dict[Any, Any]]:
         with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._prefetch, thread_name_prefix="tdstore-prefetch")
+            self._pool = self._pool or ThreadPoolExecutor(self._prefetch, thread_name_prefix="tdstore-prefetch")
             if not self._pending:
                 self._fill(size, 1)
             future = self._pending.popleft()
             self._fill(size, self._prefetch)
-        batch, info, self._ran_out = future.result()  # without the lock: the thread may wait for it
+        try:
+            batch, info, self._ran_out = future.result()  # without the lock: the thread may wait for it
+        finally:
+            del future  # it holds the error, whose traceback holds this frame
         return batch, info
 
     def _fill(self, size: int, wanted: int) -> None:
