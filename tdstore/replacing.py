@@ -31,32 +31,34 @@ def check_replaceable(backend: Backend, location: str, name: str, open_it: Calla
     Raises:
         StoreExistsError: something is there that is not a dataset of that backend. StoreError: it cannot be looked at.
     """
-    reason: str | None = None
-    cause: Exception | None = None
     try:
         with open_it() as store:
             header = store.load_header()
-            if not (_is_dataset(header) if header else _is_empty(backend, location, store)):
-                reason = "what is there was not saved from a TensorDict"
+            was_saved = _is_dataset(header) if header else _is_empty(backend, location, store)
     except (DirtyStoreError, StoreBusyError):
         return  # somebody writes it with this backend, or died doing so
     except StoreNotFoundError as error:
         if _is_file_format(backend) and _holds_something(location):
-            reason, cause = f"what is there is not a dataset: {error.message}", error
+            raise _refusal(backend, name, f"what is there is not a dataset: {error.message}") from error
     except BrokenPluginError as error:  # a bare error of its library: perhaps of what is there
         if not _is_file_format(backend):
             raise
         if _holds_something(location):
-            reason, cause = f"what is there cannot be read as a dataset: {error.message}", error
+            raise _refusal(backend, name, f"what is there cannot be read as a dataset: {error.message}") from error
     except (CorruptStoreError, UnsupportedError) as error:
         if not (_is_file_format(backend) and _is_empty_file(location)):
-            reason, cause = f"what is there cannot be read as a dataset: {error.message}", error
-    if reason is not None:
-        raise StoreExistsError(
-            f"the backend {backend.name!r} does not replace {name}: {reason}",
-            url=name,
-            hint="remove it if it is of no more use, or save to another place",
-        ) from cause
+            raise _refusal(backend, name, f"what is there cannot be read as a dataset: {error.message}") from error
+    else:
+        if not was_saved:
+            raise _refusal(backend, name, "what is there was not saved from a TensorDict")
+
+
+def _refusal(backend: Backend, name: str, reason: str) -> StoreExistsError:
+    return StoreExistsError(
+        f"the backend {backend.name!r} does not replace {name}: {reason}",
+        url=name,
+        hint="remove it if it is of no more use, or save to another place",
+    )
 
 
 def _is_dataset(header: Header) -> bool:

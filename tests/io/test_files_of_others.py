@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.errors import CorruptStoreError, StoreNotFoundError
+from tdstore.errors import CorruptStoreError, StoreExistsError, StoreNotFoundError
 
 ROWS = TensorDict({"a": np.arange(3.0)}, [3])
 
@@ -41,3 +43,24 @@ def test_other_files_are_left_to_a_backend(tmp_path: Path) -> None:
         tdstore.open(tmp_path / "notes.txt")
     assert found.value.hint is not None
     assert found.value.hint.startswith("pass storage= to name its backend")
+
+
+@pytest.mark.parametrize("suffix", ["h5", "zarr.zip", "tdz"])
+def test_a_refused_save_holds_nothing(tmp_path: Path, suffix: str) -> None:
+    """The error would hold what was to be saved, until Python looks for cycles."""
+    place = tmp_path / f"x.{suffix}"
+    place.write_bytes(b"something else")
+    td = TensorDict({"a": np.arange(3.0)}, [3])
+    held = weakref.ref(td)
+    gc.collect()
+    gc.disable()
+    try:
+        try:
+            td.save(place)
+        except StoreExistsError:
+            del td
+        else:
+            pytest.fail("the file was replaced")
+        assert held() is None
+    finally:
+        gc.enable()

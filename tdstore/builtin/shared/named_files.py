@@ -133,13 +133,10 @@ def open_public(path: str, *, write: bool, url: str) -> int:
         StoreNotFoundError: none of that name, or its owner ended.
         CorruptStoreError: no file of ours.
     """
-    missing = StoreNotFoundError(
-        f"no shared store {url} is open in any process", url=url, hint="it lives as long as the process that made it"
-    )
     try:
         fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | SAFE)
     except FileNotFoundError:
-        raise missing from None
+        raise _missing(url) from None
     except PermissionError as error:
         raise ReadOnlyError(f"{path} belongs to another user", url=url, hint="use another name") from error
     except OSError as error:
@@ -150,11 +147,17 @@ def open_public(path: str, *, write: bool, url: str) -> int:
     try:
         _check_file(fd, path, url)
         if _lock_is_free(fd):
-            raise missing
+            raise _missing(url)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _missing(url: str) -> StoreNotFoundError:
+    return StoreNotFoundError(
+        f"no shared store {url} is open in any process", url=url, hint="it lives as long as the process that made it"
+    )
 
 
 def is_there(path: str) -> bool:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
 import signal
 import sys
 import time
+import weakref
 
 import pytest
 from shm_children import START, forked, made, python, rival, set_row
 
+import tdstore
 from tdstore.builtin.shared import named_files
 from tdstore.builtin.shared.process import Process, alive, boot_id, this_process
 from tdstore.builtin.shared.store import open_shared, sweep
@@ -219,3 +222,23 @@ def test_the_owner_of_a_replaced_store_does_not_remove_its_successor(shm):
     assert open_shared("shm://x", mode="r").view(("a",))[0] == 2.0
     set_row(mine, 0, 3.0)
     assert open_shared("shm://x", mode="r").view(("a",))[0] == 3.0
+
+
+def test_a_place_that_is_not_there_holds_nothing():
+    """The error would hold the frames of its callers, until Python looks for cycles."""
+
+    class Rows:
+        pass
+
+    def look(rows):
+        with contextlib.suppress(StoreNotFoundError):
+            tdstore.open("shm://none-of-that-name")
+        return weakref.ref(rows)
+
+    gc.collect()
+    gc.disable()
+    try:
+        held = look(Rows())
+        assert held() is None
+    finally:
+        gc.enable()
