@@ -73,6 +73,8 @@ class Patience:
         try:  # without tenacity, which takes a third of the CPU of a request that succeeds
             return await one_try()
         except Again as error:
+            if error.missing and not patient:  # without tenacity, whose state and this error would hold each other
+                self._give_up(call, error, 1, time.monotonic() - start)
             first = error
         try:
             async for trial in tenacity.AsyncRetrying(**self._rules(start + seconds - time.monotonic(), patient)):
@@ -83,18 +85,30 @@ class Patience:
                     return await one_try()
         except Again as error:
             self._give_up(call, error, tries, time.monotonic() - start)
+        finally:
+            del first
         raise AssertionError("tenacity ends with a result or an error")
 
     def attempt_here(self, call: Call, once: Callable[[float], T], *, nbytes: int = 0, patient: bool = False) -> T:
         """Call as `attempt` does, for a blocking function, which is passed its time limit in seconds."""
         start, seconds, tries = time.monotonic(), self.deadline(nbytes), 0
         try:
-            for trial in tenacity.Retrying(**self._rules(seconds, patient)):
+            return once(seconds)
+        except Again as error:
+            if error.missing and not patient:
+                self._give_up(call, error, 1, time.monotonic() - start)
+            first = error
+        try:
+            for trial in tenacity.Retrying(**self._rules(start + seconds - time.monotonic(), patient)):
                 tries = trial.retry_state.attempt_number
                 with trial:
+                    if tries == 1:
+                        raise first
                     return once(max(start + seconds - time.monotonic(), 0.001))
         except Again as error:
             self._give_up(call, error, tries, time.monotonic() - start)
+        finally:
+            del first
         raise AssertionError("tenacity ends with a result or an error")
 
     def _rules(self, seconds: float, patient: bool) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import time
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from remotehelp import name, open_remote, same, sample
+from tdstore_remote.engines import loop
 from tdstore_remote.faults import Again, Call, of_fsspec, of_obstore, short
 from tdstore_remote.opening import open_engine
 
@@ -324,3 +328,45 @@ def test_a_call_ends_when_it_is_interrupted(proxy: FaultProxy, faulty: S3Server)
         with pytest.raises(TimeoutError):
             asyncio.run(work())
         assert time.monotonic() - start < 50
+
+
+@pytest.mark.parametrize("suffix", ["", ".zarr"])
+def test_a_place_that_is_not_there_holds_nothing(suffix: str) -> None:
+    """The error would hold the frames of its callers, until Python looks for cycles."""
+
+    class Rows:
+        pass
+
+    def look(rows: Rows) -> weakref.ref[Rows]:
+        with contextlib.suppress(StoreNotFoundError):
+            tdstore.open(f"memory://none/of-that-name{suffix}")
+        return weakref.ref(rows)
+
+    gc.collect()
+    gc.disable()
+    try:
+        held = look(Rows())
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+def test_an_error_of_the_background_loop_holds_nothing() -> None:
+    class Rows:
+        pass
+
+    async def fail() -> None:
+        raise ZeroDivisionError("by 0")
+
+    def run(rows: Rows) -> weakref.ref[Rows]:
+        with contextlib.suppress(ZeroDivisionError):
+            loop.run(fail())
+        return weakref.ref(rows)
+
+    gc.collect()
+    gc.disable()
+    try:
+        held = run(Rows())
+        assert held() is None
+    finally:
+        gc.enable()

@@ -89,6 +89,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     except BaseException:
         future.cancel()
         raise
+    finally:
+        del future  # it holds the error, whose traceback holds this frame
 
 
 async def gather_all(work: Iterable[Awaitable[T]]) -> list[T]:
