@@ -96,6 +96,7 @@ def pytest_sessionfinish() -> None:
     """End what still runs: the manager of tensordict's shared values would outlive the run, with its output open."""
     for child in multiprocessing.active_children():
         child.kill()
+    gc.unfreeze()  # extensions say at the end what was not freed
 
 
 @pytest.hookimpl(tryfirst=True)
