@@ -104,6 +104,8 @@ def test_the_table_of_sizes_names_all_backends():
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(KINDS)
 
 
+ON_DISK = True
+"""Rows of 4 GiB: a file system in memory reserves their space by taking it."""
 ROW = (4 << 30) + 1000
 
 
