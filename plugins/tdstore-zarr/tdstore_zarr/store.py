@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path as FsPath
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from zarr.abc.store import Store as ZarrPythonStore
@@ -428,7 +429,8 @@ class ZarrStore(CheckedStore[Stored]):
         for job in jobs:
             if job.leaf.meta.dtype is torch.bool:
                 bits = job.out.view("u1") if job.out.flags.c_contiguous else job.out
-                bits.clip(0, 1, out=bits) if bits.dtype != bool else None
+                if bits.dtype != bool:
+                    np.minimum(bits, np.uint8(1), out=bits)  # numpy 1 widens an array without dimensions by an int
         return results
 
     def _room(self, leaf: Leaf, shape: tuple[int, ...]) -> Tensor:

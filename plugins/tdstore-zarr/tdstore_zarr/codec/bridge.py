@@ -16,7 +16,7 @@ from zarr.abc.buffer import Buffer, BufferPrototype
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
 from tdstore.engine import Engine
-from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError
+from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError, UnsupportedError
 from tdstore.index.ranges import Range
 from tdstore.storekit import refusals
 from tdstore.types import StoreIndex, path_text
@@ -30,6 +30,7 @@ class LeafView(Store):
     supports_writes = True
     supports_deletes = True
     supports_listing = False
+    supports_partial_writes = False  # zarr 3.1.0 wants it, and `set_partial_values`
 
     def __init__(self, engine: Engine, leaf: Leaf, *, read_only: bool) -> None:
         super().__init__(read_only=read_only)
@@ -72,6 +73,10 @@ class LeafView(Store):
     ) -> list[Buffer | None]:
         """Return the bytes of many keys."""
         return [await self.get(key, prototype, wanted) for key, wanted in key_ranges]
+
+    async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, bytes]]) -> NoReturn:
+        """Refuse to write parts of chunks, which nobody does where `supports_partial_writes` is False."""
+        raise UnsupportedError(f"parts of chunks are not written: {[key for key, *_ in key_start_values]}")
 
     async def exists(self, key: str) -> bool:
         """Check whether a key was written."""
