@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from tdstore.rl.transitions import (
     RolloutBuffer,
     Transition,
 )
-from tdstore.testing.processes import warm
+from tests import scripts
 
 
 def rows(*values, **more):
@@ -201,13 +200,13 @@ for i in range(1000):
 def test_a_killed_writer_loses_no_committed_row(tmp_path, storage):
     path = str(tmp_path / "rows")
     code = KILLED.format(storage=storage, path=path)
-    writer = subprocess.Popen([*warm.python(), "-c", code], stdout=subprocess.PIPE, text=True)
-    for line in writer.stdout:
-        if int(line) >= 100:
-            break
-    os.kill(writer.pid, signal.SIGKILL)
-    writer.wait()
-    writer.stdout.close()
+    os.mkfifo(tmp_path / "output")
+    with scripts.started(code, output=tmp_path / "output") as writer, open(tmp_path / "output") as printed:
+        for line in printed:
+            if int(line) >= 100:
+                break
+        os.kill(writer.pid, signal.SIGKILL)
+    assert writer.status == -signal.SIGKILL, writer.errors
     buffer = ReplayBuffer.open(path, storage=storage)
     size = buffer.size
     assert size > 100
