@@ -82,9 +82,8 @@ class ReadAhead(Generic[T, P]):
                 try:
                     batch = self._finished(task, future)
                 finally:
-                    del (
-                        future
-                    )  # it holds the batch while the caller has the next one, or the error that holds this frame
+                    # It holds the batch while the caller has the next one, or the error that holds this frame.
+                    del future
                 self._fill(self._pool, self._prefetch)
                 yield batch, position
                 del batch
