@@ -176,7 +176,7 @@ def memmap_write_again(s: Stores) -> None:
                 write()
             return write
 
-        s.bench.io("memmap write again", f"{block} frames", s.each(make))
+        s.bench.io("memmap write again", f"{block} frames", s.each(make), why=ASKED)
     s.clear(root)
 
 
@@ -217,6 +217,7 @@ def memmap_save_open(s: Stores) -> None:
         s.bench.io("memmap open", name, opened, why=why)
 
 
+ASKED = "ours asks first whether the pages are mapped: into those that are not, it writes by the system"
 WHY = "a folder is built aside and has checksums, and each file is compared when it is opened; the peer does neither"
 
 
