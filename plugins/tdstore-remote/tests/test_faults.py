@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import time
-import weakref
 from typing import Any
 
 import pytest
@@ -27,6 +24,7 @@ from tdstore.errors import (
     TransientError,
 )
 from tdstore.index.ranges import Range
+from tests.references import frees_its_caller
 from tests.servers import AzureServer, FaultProxy, S3Server
 
 TIMEOUT = 2.5
@@ -334,39 +332,11 @@ def test_a_call_ends_when_it_is_interrupted(proxy: FaultProxy, faulty: S3Server)
 def test_a_place_that_is_not_there_holds_nothing(suffix: str) -> None:
     """The error would hold the frames of its callers, until Python looks for cycles."""
 
-    class Rows:
-        pass
-
-    def look(rows: Rows) -> weakref.ref[Rows]:
-        with contextlib.suppress(StoreNotFoundError):
-            tdstore.open(f"memory://none/of-that-name{suffix}")
-        return weakref.ref(rows)
-
-    gc.collect()
-    gc.disable()
-    try:
-        held = look(Rows())
-        assert held() is None
-    finally:
-        gc.enable()
+    assert frees_its_caller(lambda: tdstore.open(f"memory://none/of-that-name{suffix}"), StoreNotFoundError)
 
 
 def test_an_error_of_the_background_loop_holds_nothing() -> None:
-    class Rows:
-        pass
-
     async def fail() -> None:
         raise ZeroDivisionError("by 0")
 
-    def run(rows: Rows) -> weakref.ref[Rows]:
-        with contextlib.suppress(ZeroDivisionError):
-            loop.run(fail())
-        return weakref.ref(rows)
-
-    gc.collect()
-    gc.disable()
-    try:
-        held = run(Rows())
-        assert held() is None
-    finally:
-        gc.enable()
+    assert frees_its_caller(lambda: loop.run(fail()), ZeroDivisionError)

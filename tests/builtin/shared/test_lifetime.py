@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import multiprocessing
 import os
 import signal
 import sys
 import time
-import weakref
 
 import pytest
 from shm_children import START, forked, made, python, rival, set_row
@@ -21,6 +19,7 @@ from tdstore.builtin.shared.store import open_shared, sweep
 from tdstore.errors import StoreNotFoundError
 from tdstore.lifetime import settle
 from tests import scripts
+from tests.references import frees_its_caller
 
 
 class Owner:
@@ -226,19 +225,4 @@ def test_the_owner_of_a_replaced_store_does_not_remove_its_successor(shm):
 
 def test_a_place_that_is_not_there_holds_nothing():
     """The error would hold the frames of its callers, until Python looks for cycles."""
-
-    class Rows:
-        pass
-
-    def look(rows):
-        with contextlib.suppress(StoreNotFoundError):
-            tdstore.open("shm://none-of-that-name")
-        return weakref.ref(rows)
-
-    gc.collect()
-    gc.disable()
-    try:
-        held = look(Rows())
-        assert held() is None
-    finally:
-        gc.enable()
+    assert frees_its_caller(lambda: tdstore.open("shm://none-of-that-name"), StoreNotFoundError)
