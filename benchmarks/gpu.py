@@ -328,6 +328,7 @@ def measure_saves(gpu: Gpu, folder: Path, theirs: Any, td: TensorDict) -> None:
     found: dict[str, Run] = {
         "raw .cpu()": lambda: {k: v.cpu() for k, v in raw.items()},
         "tdstore memmap": lambda: on.save(folder / "saved", storage="memmap"),
+        "tdstore memmap, not synced": lambda: on.save(folder / "saved", storage="memmap", durable="none"),
         "torch.save": lambda: torch.save(raw, folder / "saved.pt"),
     }
     if theirs is not None:

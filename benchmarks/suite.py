@@ -5,7 +5,7 @@
     python benchmarks/suite.py draw RESULTS.json FOLDER
     python benchmarks/suite.py page RESULTS.json docs/benchmarks.md
 
-`make bench` runs it (twelve minutes; `make bench-quick`: two). The pictures need matplotlib
+`make bench` runs it (ten minutes; `make bench-quick`: two). The pictures need matplotlib
 (`pip install -r benchmarks/requirements.txt`).
 """
 
