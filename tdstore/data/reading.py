@@ -107,7 +107,7 @@ class ReadAhead(Generic[T, P]):
         try:
             return pool.submit(self._send, task.plan(self._transfer.allocator))
         except Exception as error:  # raised when it is the turn of the batch
-            return _failed(error)
+            return _failed_future(error)
 
     def _send(self, read: Callable[[], TensorDictBase]) -> Sent:
         return self._transfer.send(read())
@@ -129,7 +129,7 @@ class ReadAhead(Generic[T, P]):
         return self._transfer.receive(sent)
 
 
-def _failed(error: Exception) -> Future[Sent]:
+def _failed_future(error: Exception) -> Future[Sent]:
     failed: Future[Sent] = Future()
     failed.set_exception(error)
     return failed

@@ -46,9 +46,12 @@ COPIED_DTYPES = frozenset(
 NUMPY_DTYPES = COPIED_DTYPES - {torch.bfloat16}
 """Dtypes of torch that numpy has too."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_NEW = "float8_e8m0fnu"
-_FLOAT8 = _NEW if hasattr(torch, _NEW) else "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz"  # torch 2.6
-_NO_KERNELS = frozenset(getattr(torch, name) for name in f"uint16 uint32 uint64 {_FLOAT8}".split())
+_FLOAT8 = (
+    ("float8_e8m0fnu",)
+    if hasattr(torch, "float8_e8m0fnu")
+    else ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")  # torch 2.6
+)
+_NO_KERNELS = frozenset(getattr(torch, name) for name in ("uint16", "uint32", "uint64", *_FLOAT8))
 """Dtypes that torch cannot gather or assign by rows in every case; their bits it can."""
 
 

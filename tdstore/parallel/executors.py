@@ -107,10 +107,10 @@ class InlineExecutor(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run the call, and return a finished future."""
-        return _finished(fn(*args, **kwargs))  # a future here would be held by the traceback of an error that it holds
+        return _future_of(fn(*args, **kwargs))  # a future here would be held by the traceback of an error that it holds
 
 
-def _finished(result: Any) -> Future[Any]:
+def _future_of(result: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(result)
     return future

@@ -483,7 +483,7 @@ class LeafWriter:
             leaf.holes.filled()
             leaf.holes = None
         if ours:
-            self._summed(leaf, summer, fd)
+            self._keep_sums(leaf, summer, fd)
 
     def _is_ours(self, leaf: LeafFile) -> bool:
         # The checksum of a shared leaf is computed when other writers have ended, that of a private one now.
@@ -517,9 +517,9 @@ class LeafWriter:
                 if summer is not None:
                     summer.add(block)
         if summer is not None and summer.at == leaf.nbytes:
-            self._summed(leaf, summer, fd)
+            self._keep_sums(leaf, summer, fd)
 
-    def _summed(self, leaf: LeafFile, summer: Summer, fd: int) -> None:
+    def _keep_sums(self, leaf: LeafFile, summer: Summer, fd: int) -> None:
         leaf.sums, leaf.summer = summer.sums(), None
         if self._hold.sync and leaf.nbytes >= _LONG:
             files.start_writeback(fd)  # beside the leaves that follow

@@ -136,7 +136,7 @@ def open_public(path: str, *, write: bool, url: str) -> int:
     try:
         fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | SAFE)
     except FileNotFoundError:
-        raise _missing(url) from None
+        raise _not_found(url) from None
     except PermissionError as error:
         raise ReadOnlyError(f"{path} belongs to another user", url=url, hint="use another name") from error
     except OSError as error:
@@ -147,14 +147,14 @@ def open_public(path: str, *, write: bool, url: str) -> int:
     try:
         _check_file(fd, path, url)
         if _lock_is_free(fd):
-            raise _missing(url)
+            raise _not_found(url)
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def _missing(url: str) -> StoreNotFoundError:
+def _not_found(url: str) -> StoreNotFoundError:
     return StoreNotFoundError(
         f"no shared store {url} is open in any process", url=url, hint="it lives as long as the process that made it"
     )

@@ -174,7 +174,7 @@ class Table(ABC):
     def commit(self, state: State) -> None:
         """Make counters valid, after the rows that were written before."""
 
-    def takes(self, value: Tensor) -> Tensor:
+    def for_write(self, value: Tensor) -> Tensor:
         """Return a tensor without gradients, and on the CPU if `write` takes no others."""
         value = value.detach() if value.requires_grad else value
         return value.cpu() if self.on_cpu and not value.is_cpu else value

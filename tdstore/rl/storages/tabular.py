@@ -239,7 +239,7 @@ class TabularStorage(Storage):
                 continue
             tail = self._tails[i]
             value = fitting(value, column, tail if single else (lead[0], *tail), lenient=self._lenient)
-            columns[i] = table.takes(value)
+            columns[i] = table.for_write(value)
         if single and (not isinstance(table, ArrayTable) or isinstance(table, LiveTable)):
             columns = [None if value is None else value.unsqueeze(0) for value in columns]
         return columns
@@ -541,7 +541,7 @@ class TabularStorage(Storage):
             KeyError: no such entry.
         """
         with self._alone():
-            self._ready()
+            table = self._ready()
             state = self._state
             if self._structure.is_pytree or self._structure.is_tensor:
                 raise InvalidTypeError("the rows of this storage are no TensorDicts: there is no entry to set")
@@ -558,10 +558,10 @@ class TabularStorage(Storage):
                     values[number] = self._packed_values(number, received, lead, single=False)
                 else:
                     value = fitting(received, column, lead + self._tails[number], lenient=self._lenient)
-                    values[number] = self._ready().takes(value)
+                    values[number] = table.for_write(value)
             if state.length:
                 after = state._replace(epoch=state.epoch + 1)
-                self._in_parts(self._ready(), slice(0, state.length), values, state, after)
+                self._in_parts(table, slice(0, state.length), values, state, after)
 
     def put_values(self, key: str, slots: Ints, values: Tensor) -> None:
         """Write one entry of rows that are visible; a kill may leave part of them.

@@ -31,7 +31,7 @@ from tdstore.tensordicts.resident.write_checks import (
 )
 from tdstore.types import path_text
 
-_INTEGERS_TRAIN = ("Autograd not support dtype", "isDifferentiableType")
+_INTEGER_ERRORS = ("Autograd not support dtype", "isDifferentiableType")
 """What torch says of integers beside tensors that require gradients; the second is of torch 2.6."""
 
 
@@ -59,7 +59,7 @@ class LeafwiseTree(LockedTree):
         try:
             made = fn(leaves, *parts)
         except RuntimeError as error:
-            if not any(said in str(error) for said in _INTEGERS_TRAIN):
+            if not any(said in str(error) for said in _INTEGER_ERRORS):
                 raise
             made = one_by_one(fn)(leaves, *parts)  # integers beside parameters, as in a batch norm
         if differ:
