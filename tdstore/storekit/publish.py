@@ -96,7 +96,7 @@ class Site:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the parent's lock."""
+        """Hold the parent's lock. A save does so by hand: a generator is four more calls, each time."""
         self._lock_parent()
         try:
             yield
