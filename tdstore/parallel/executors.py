@@ -247,7 +247,8 @@ class Crew:
             fine = True
         finally:
             for future in flying:
-                future.cancel()
+                if not future.cancel():
+                    future.add_done_callback(_forget_error)
             if self._close is not None:
                 self._close(fine)
 
@@ -275,13 +276,16 @@ class Crew:
         finally:
             del first, finished, watched  # they hold the error, whose traceback holds this frame
         if isinstance(result, Failure):
-            try:
-                raise result.error
-            finally:
-                del result
+            result.reraise()
         if done is not None:
             done()
         return result
+
+
+def _forget_error(future: Future[Any]) -> None:
+    """Drop the error of a task whose result nobody asks for."""
+    if not future.cancelled() and future.exception() is None and isinstance(result := future.result(), Failure):
+        result.forget()
 
 
 def _died(how: str) -> WorkerDiedError:

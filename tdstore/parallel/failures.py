@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import copy
 import traceback
+from typing import NoReturn
 
 
 class Failure:
-    """Exception of a worker, in a form that can be pickled."""
+    """Exception of a worker, in a form that can be pickled.
 
-    __slots__ = ("error",)
+    In a thread, the error's traceback leads to the frame that returned this object: what neither raises the error nor
+    forgets it keeps both alive, and all that the callers hold, until Python looks for cycles.
+    """
+
+    __slots__ = ("_error",)
 
     def __init__(self, error: BaseException) -> None:
-        self.error = error
+        self._error: BaseException | None = error
+
+    def reraise(self) -> NoReturn:
+        """Raise the error, and forget it."""
+        error, self._error = self._error, None
+        assert error is not None, "raised once"
+        try:
+            raise error
+        finally:
+            del error
+
+    def forget(self) -> None:
+        """Drop the error."""
+        self._error = None
 
     @classmethod
     def of(cls, error: Exception) -> Failure:

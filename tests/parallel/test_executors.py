@@ -226,3 +226,23 @@ def test_an_error_of_a_task_holds_no_rows(workers):
         assert held() is None
     finally:
         gc.enable()
+
+
+def test_errors_of_threads_hold_no_rows():
+    """Those of all tasks: also of the ones that fail beside that whose error is raised."""
+    td = rows()
+    held = weakref.ref(td)
+    gc.collect()
+    gc.disable()
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            try:
+                td.map(work.key_error, executor=threads, chunksize=2)
+            except KeyError as error:
+                assert error.args == ("boom",)
+            else:
+                pytest.fail("the task did not fail")
+        del td
+        assert held() is None
+    finally:
+        gc.enable()

@@ -72,21 +72,20 @@ class ConcatHandle(StoreHandle):
 def _opened(locations: Sequence[str], options: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> ConcatStore:
     """Open places, several at a time."""
 
-    def open_one(location: str, more: Mapping[str, Any]) -> StoreHandle | BaseException:
+    def open_one(location: str, more: Mapping[str, Any]) -> StoreHandle:
         try:
             return StoreHandle.open(location, mode="r", **{**options, **more})
-        except BaseException as error:  # the others are closed first
-            return error
+        except TDStoreError as error:
+            if location not in str(error):
+                error.add_note(f"when {location} was opened, to be concatenated")
+            raise
 
     with ThreadPoolExecutor(min(len(locations), MOST_THREADS)) as threads:
-        found = list(threads.map(open_one, locations, own))
-    handles = [one for one in found if isinstance(one, StoreHandle)]
+        opened = [threads.submit(open_one, *place) for place in zip(locations, own, strict=True)]
+    handles = [future.result() for future in opened if future.exception() is None]
     try:
-        for location, one in zip(locations, found, strict=True):
-            if isinstance(one, BaseException):
-                if isinstance(one, TDStoreError) and location not in str(one):
-                    one.add_note(f"when {location} was opened, to be concatenated")
-                raise one
+        while opened:
+            opened.pop(0).result()  # a variable would hold the error, whose traceback holds this frame
         places = [Place(location, handle) for location, handle in zip(locations, handles, strict=True)]
         structure = Structure(places)
         return ConcatStore(places, structure.leaves, Header(structure.groups))

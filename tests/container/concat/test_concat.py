@@ -26,6 +26,7 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.testing import CountingStore
+from tests.references import frees_its_caller
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 KINDS = ["memmap", "h5", "zarr", "tdz", "objects"]
@@ -221,6 +222,12 @@ def test_what_is_refused(tmp_path: Path) -> None:
                 write()
         with pytest.raises(ReadOnlyError, match="open the place that has the rows with mode='r\\+'"):
             td[0] = rows(3, 1)[0]
+
+
+def test_a_place_that_is_missing_holds_no_other_open(tmp_path: Path) -> None:
+    """What the caller has would stay in memory until Python looks for cycles."""
+    at = place(tmp_path, "h5", "a", rows(0, 3))
+    assert frees_its_caller(lambda: tdstore.concat([at, str(tmp_path / "none.h5")]), StoreNotFoundError)
 
 
 def test_places_that_change_meanwhile(tmp_path: Path) -> None:
