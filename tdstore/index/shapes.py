@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -39,8 +40,10 @@ def as_size(value: Any) -> torch.Size:
         return torch.Size(())
     if isinstance(value, LENGTHS):
         return torch.Size((value,))
-    try:
+    with suppress(TypeError):
         return torch.Size(tuple(value))
+    try:
+        return torch.Size((operator.index(value),))  # a number of numpy
     except TypeError:
         raise _no_size(value) from None
 

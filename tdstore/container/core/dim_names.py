@@ -28,7 +28,8 @@ def as_names(names: NamesLike, ndim: int) -> Names:
         raise InvalidArgumentError(f"dimension names are strings or None, not {list(out)}")
     if len(set(named)) != len(named):
         raise InvalidArgumentError(f"dimension names must differ: {list(out)}")
-    return out if named else None
+    # Strings of numpy and of enums become plain ones, as keys do.
+    return tuple(None if n is None else str.__str__(n) for n in out) if named else None
 
 
 def extend_names(names: Names, ndim: int) -> Names:

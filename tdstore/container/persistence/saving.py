@@ -544,7 +544,11 @@ def _groups_of(
         records.setdefault(path[:-1], {})[path[-1]] = record
     return {
         path: Group(
-            batch_size=tuple(batch), names=names, device=device, keys=tuple(below), values=records.get(path, {})
+            batch_size=tuple(map(int, batch)),
+            names=names,
+            device=device,
+            keys=tuple(below),
+            values=records.get(path, {}),
         )
         for path, below in sorted(keys.items(), key=lambda item: len(item[0]))
     }

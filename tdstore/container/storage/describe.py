@@ -109,7 +109,7 @@ def group_of(node: Any, values: dict[str, Any], tensorclass: type | None = None)
         )
     return Group(
         kind=kind_of(tensorclass),
-        batch_size=tuple(node.batch_size),
+        batch_size=tuple(map(int, node.batch_size)),  # `torch.Size` keeps integers of numpy
         names=node._dim_names(),
         device=None if node.device is None else str(node.device),
         keys=tuple(node._first_keys()),

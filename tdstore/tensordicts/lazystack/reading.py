@@ -477,7 +477,7 @@ class LazyTree(TensorDictBase):
         if self._dim_name is not None:
             extra["name"] = self._dim_name
         if not self._tds:
-            extra["batch_size"] = list(self._empty_batch_size)
+            extra["batch_size"] = list(map(int, self._empty_batch_size))
         return Group(batch_size=(), kind=STACK_KIND, keys=tuple(map(str, range(len(self._tds)))), extra=extra)
 
     def _stored_groups(self) -> list[tuple[str, Any]]:

@@ -404,7 +404,7 @@ class StoredWrites(StoredTree):
             below = path[: len(self._path)] == self._path
             if mine or (below and tuple((group.batch_size or ())[: len(batch_size)]) != tuple(batch_size)):
                 groups[path] = msgspec.structs.replace(
-                    group, batch_size=tuple(batch_size), names=names if mine or names is None else group.names
+                    group, batch_size=tuple(map(int, batch_size)), names=names if mine or names is None else group.names
                 )
         if self._handle.store.writable:
             self._handle.commit(groups)

@@ -203,7 +203,7 @@ class TensorDict(EntryTree):
                     self._data[index] = value
                     return
             self.set(index, value)
-        elif type(index) is tuple and is_key(index):
+        elif isinstance(index, (str, tuple)) and is_key(index):
             self.set(index, value)
         else:
             self._set_rows(index, value)
