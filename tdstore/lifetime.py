@@ -315,6 +315,14 @@ def _end_in_time() -> None:
             logger.debug("tdstore: committing %s: %s", store.url, error)
 
 
+def _end_after_hooks() -> None:
+    """Close what exit hooks of the program opened: `_end` ran before them, or is not called any more."""
+    _end()
+
+
+atexit.register(_end_after_hooks)  # registered first, it runs last
+
+
 # -- forks ---------------------------------------------------------------------------------------
 def _before_fork() -> None:
     _state.running.acquire()

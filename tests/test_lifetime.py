@@ -194,6 +194,38 @@ def test_structure_without_a_header_is_dropped_beside_a_thread_that_goes_on(stru
         assert td["a"].tolist() == [1.0] * 4
 
 
+IN_AN_EXIT_HOOK = """
+import atexit, sys, torch, tdstore
+import h5py  # where a hook is the first to import it, it crashes when the process ends
+from tdstore import TensorDict
+
+@atexit.register
+def hook():
+    td = tdstore.open(sys.argv[1], "r+")
+    td.set_at_("a", torch.ones(3), 1)
+    TensorDict({"a": torch.ones(2)}, [2]).save(sys.argv[2]).set_at_("a", torch.tensor(5.0), 0)
+
+if sys.argv[3] == "again":
+    with tdstore.open(sys.argv[1], "r+") as td:
+        td.set_at_("a", torch.ones(3), 0)
+"""
+
+
+@pytest.mark.parametrize("before", ["never", "again"])
+@pytest.mark.parametrize("kind", ["memmap", "h5", "zarr", "file"])
+def test_what_an_exit_hook_opens_is_committed(kind: str, before: str, tmp_path: Path) -> None:
+    """It was lost, and memmap and HDF5 were left as a writer leaves them that died."""
+    old, new = (f"file://{tmp_path}/{name}" if kind == "file" else f"{tmp_path}/{name}.{kind}" for name in "on")
+    for place in (old, new):
+        tdstore.TensorDict({"a": torch.zeros(4, 3)}, [4]).save(place).close()
+    done = scripts.run(IN_AN_EXIT_HOOK, old, new, before)
+    assert (done.status, done.errors) == (0, "")
+    with tdstore.open(old) as td:
+        assert td["a"][:, 0].tolist() == [float(before == "again"), 1, 0, 0]
+    with tdstore.open(new) as td:
+        assert td["a"].tolist() == [5, 1]
+
+
 def test_the_end_of_a_process_of_multiprocessing(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(f"""
