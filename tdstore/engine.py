@@ -11,13 +11,13 @@ import enum
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple, Self
 
 from tdstore.errors import CorruptStoreError, OptionError, StoreNotFoundError, UnsupportedError
 from tdstore.index.ranges import Range
+from tdstore.threads import ThreadPool
 
 _LOGIN = re.compile(r"//[^/@]*@")
 
@@ -176,7 +176,7 @@ class Engine(ABC):
         Raises:
             CorruptStoreError: the object was replaced meanwhile.
         """
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPool(2) as pool:
             sizes = pool.submit(self.pin, [key])
             tail = pool.submit(self.get_ranges, [Range(key, -nbytes, None)])
             size, last = sizes.result()[0], tail.result()[0]
@@ -308,7 +308,7 @@ def get_and_look(engine: Engine, key: str, limit: int, others: Sequence[str]) ->
             return False
         return True
 
-    with ThreadPoolExecutor(len(others) + 1) as pool:
+    with ThreadPool(len(others) + 1) as pool:
         blob = pool.submit(get)
         found = [pool.submit(is_there, other) for other in others]
         return blob.result(), [other for other, there in zip(others, found, strict=True) if there.result()]

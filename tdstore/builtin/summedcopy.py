@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
-
 import google_crc32c
 import torch
 
 from tdstore.storekit.checksums import Memory, crcs_of
 from tdstore.storekit.pages import map_whole_pages
+from tdstore.threads import ThreadPool
 
 PIECE = 448 << 10
 """Bytes that are copied and then summed. They stay in the cache in between, and are too few for torch to share their
@@ -18,8 +15,6 @@ copy among threads, which costs more than the copy where others need the process
 SHARE = 4 << 20
 """Least bytes that are worth a thread."""
 _WIDE = torch.complex128
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def is_aligned(*memories: Memory) -> bool:
@@ -48,28 +43,12 @@ def copy_summed(source: Memory, target: Memory, size: int, *, fresh: bool) -> li
     if threads < 2:
         return _copy(source, target, size, fresh=fresh)
     share = -(-len(source) // threads // size) * size
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPool(threads) as pool:
         shares = [
-            run_in(pool, _copy, source[at : at + share], target[at : at + share], size, fresh=fresh)
+            pool.submit(_copy, source[at : at + share], target[at : at + share], size, fresh=fresh)
             for at in range(0, len(source), share)
         ]
     return [crc for part in shares for crc in part.result()]
-
-
-def run_in(pool: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-    """Run a function in a thread of a pool; in this one if the interpreter is ending, and starts no thread any more.
-
-    Example:
-        >>> with ThreadPoolExecutor(1) as pool:
-        ...     run_in(pool, len, [1, 2]).result()
-        2
-    """
-    try:
-        return pool.submit(work, *args, **kwargs)
-    except RuntimeError:
-        done: Future[T] = Future()
-        done.set_result(work(*args, **kwargs))
-        return done
 
 
 def _copy(source: Memory, target: Memory, size: int, *, fresh: bool) -> list[int]:

@@ -3,7 +3,7 @@
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Generic, Protocol, TypeVar
 
@@ -11,6 +11,7 @@ import torch
 
 from tdstore import TensorDictBase
 from tdstore.errors import StoreTimeoutError, TDStoreError
+from tdstore.threads import ThreadPool
 
 from .source import Allocator
 from .transfer import Transfer
@@ -65,7 +66,7 @@ class ReadAhead(Generic[T, P]):
         timeout: float | None = None,
     ) -> None:
         self._tasks, self._prefetch, self._transfer, self._timeout = tasks, prefetch, transfer, timeout
-        self._pool = ThreadPoolExecutor(min(threads, prefetch), "tdstore-data") if prefetch else None
+        self._pool = ThreadPool(min(threads, prefetch), "tdstore-data") if prefetch else None
         self._waiting: deque[tuple[T, P, Future[Sent]]] = deque()
 
     def __iter__(self) -> Iterator[tuple[TensorDictBase, P]]:
@@ -96,14 +97,14 @@ class ReadAhead(Generic[T, P]):
         if self._pool is not None and not self._is_ending():
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _fill(self, pool: ThreadPoolExecutor, batches: int) -> None:
+    def _fill(self, pool: ThreadPool, batches: int) -> None:
         while len(self._waiting) < batches:
             found = next(self._tasks, None)
             if found is None:
                 return
             self._waiting.append((*found, self._submitted(pool, found[0])))
 
-    def _submitted(self, pool: ThreadPoolExecutor, task: T) -> Future[Sent]:
+    def _submitted(self, pool: ThreadPool, task: T) -> Future[Sent]:
         try:
             return pool.submit(self._send, task.plan(self._transfer.allocator))
         except Exception as error:  # raised when it is the turn of the batch

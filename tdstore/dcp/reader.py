@@ -3,7 +3,6 @@
 import io
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.futures import Future
 
 from tdstore import Read, StoreHandle
 from tdstore.errors import CorruptStoreError, StoreNotFoundError
+from tdstore.threads import ThreadPool
 from tdstore.types import path_text
 from tdstore.values import decode_value
 
@@ -116,7 +116,7 @@ class StorageReader(storage.StorageReader):
             target = planner.resolve_tensor(item).detach() if item.type is LoadItemType.TENSOR else None
             by_part.setdefault(self._stored[item.storage_index].part, []).append((item, target))
         values: list[tuple[ReadItem, Any]] = []
-        with ThreadPoolExecutor(max(1, min(_THREADS, len(by_part)))) as pool:
+        with ThreadPool(max(1, min(_THREADS, len(by_part)))) as pool:
             for found in pool.map(lambda of: self._read_part(*of), by_part.items()):
                 values += found
         for item, value in values:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from tdstore.io.partial import bits
 from tdstore.io.progress import Progress
 from tdstore.store import Cap, Store
 from tdstore.storekit.checksums import crc32c
+from tdstore.threads import ThreadPool
 from tdstore.types import LeafSpec, Path, Read, StoreIndex, Write, path_text
 
 Outs = Sequence[Tensor] | None
@@ -158,7 +158,7 @@ def stream(
     done = start
     with (
         _commit_on_failure(checkpoints, lambda: done),
-        ThreadPoolExecutor(1, thread_name_prefix="tdstore-copy") as reader,
+        ThreadPool(1, thread_name_prefix="tdstore-copy") as reader,
     ):
         coming = reader.submit(fetch, 0) if todo else None
         for number, batch in enumerate(todo):

@@ -29,7 +29,7 @@ ROWS: list[str] = [
     "dtypes pickling settings",
     "types",
     "values header together",
-    "arguments keys lifetime",
+    "arguments keys lifetime threads",
     "index/",
     "store",
     "engine storekit/ together",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
 from tdstore.bytestore import (
@@ -30,6 +29,7 @@ from tdstore.registry import registry, split_scheme
 from tdstore.store import Store
 from tdstore.storekit import check_choices, refusals
 from tdstore.storekit.documents import NAME
+from tdstore.threads import ThreadPool
 from tdstore.types import MODES, Mode, Verify
 from tdstore_remote.engines.delegating import DelegatingEngine
 from tdstore_remote.faults import BucketNotFoundError
@@ -238,7 +238,7 @@ def look(engine: Remembering, location: str, options: Mapping[str, Any]) -> str 
         with open_engine(parent, options, writable=False) as above:
             return MAGIC if _starts_with_magic(above, name) else None
 
-    with ThreadPoolExecutor(len(MARKERS) + 1) as pool:
+    with ThreadPool(len(MARKERS) + 1) as pool:
         h5 = pool.submit(is_h5)
         there = list(pool.map(engine.has, MARKERS))
     for marker, found in zip(MARKERS, there, strict=True):

@@ -23,6 +23,7 @@ from tdstore.index.ranges import index_shape
 from tdstore.storekit import accept_dirty, refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
 from tdstore.storekit.foreign_strings import StringsLeaf
+from tdstore.threads import ThreadPool
 from tdstore.types import Fault, LeafSpec, Path, Read, path_text
 from tdstore_zarr.codec import bridge
 from tdstore_zarr.codec.buffers import Buffers, seal_of
@@ -33,7 +34,6 @@ from tdstore_zarr.layout.leaf import TAIL, UNKNOWN, Leaf, Stored
 from tdstore_zarr.layout.names import Names
 from tdstore_zarr.place.base import Place
 from tdstore_zarr.place.redo_log import LoggedEngine, Put, without_log
-from tdstore_zarr.place.thread_pool import Pool
 from tdstore_zarr.reading.reader import Job, Reader
 
 _log = logging.getLogger("tdstore")
@@ -350,7 +350,7 @@ class Contents:
             with contextlib.suppress(StoreNotFoundError):
                 leaf.objects[number] = Stored(self.place.engine.size(leaf.key(number)), UNKNOWN)
 
-        with Pool(32) as pool:
+        with ThreadPool(32, "tdstore-zarr") as pool:
             list(pool.map(ask, range(count)))
         leaf.complete = True
 

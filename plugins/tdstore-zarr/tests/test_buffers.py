@@ -15,13 +15,13 @@ import zarr
 from tdstore_zarr.codec.buffers import LIMIT
 from tdstore_zarr.layout.grid import full_index, rows_of
 from tdstore_zarr.place.folder_engine import FolderEngine
-from tdstore_zarr.place.thread_pool import Pool
 from tdstore_zarr.store import open_zarr
 from zarrhelp import header_of, load
 
 from tdstore import TensorDict
 from tdstore.engine import Blob
 from tdstore.errors import CorruptStoreError, OptionError
+from tdstore.threads import ThreadPool
 from tdstore.types import LeafSpec, Read, Write
 
 ROWS, SHARD = 64, 8
@@ -81,7 +81,7 @@ def test_a_row_of_a_written_shard_reads_the_shard_once_and_starts_no_thread(
     row = torch.full((1, 64), 7, dtype=torch.int32)
     with open_zarr(tmp_path / "t.zarr", mode="r+", durable="none") as store:
         monkeypatch.setattr(FolderEngine, "get", counted)
-        monkeypatch.setattr(Pool, "submit", refused)
+        monkeypatch.setattr(ThreadPool, "submit", refused)
         store.write([Write((name,), (slice(41, 42, 1),), row) for name in "ab"])
         store.save_header(store.load_header())
         monkeypatch.undo()

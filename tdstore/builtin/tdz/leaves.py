@@ -6,7 +6,6 @@ import os
 import weakref
 import zipfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from tdstore.builtin.memmap.layout import Layout
 from tdstore.builtin.resident import MappedStore, put
-from tdstore.builtin.summedcopy import run_in
 from tdstore.builtin.tdz.reading import LeafEntry, Member, load_member
 from tdstore.builtin.tdz.writing import ArchiveFiles, new_file, new_info
 from tdstore.builtin.tdz.written_sums import add_crcs
@@ -27,6 +25,7 @@ from tdstore.storekit import files
 from tdstore.storekit.budget import allocating
 from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.pages import HOLES, Holes, empty, reserve
+from tdstore.threads import ThreadPool
 from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
 
 _TAIL = 4096
@@ -268,8 +267,8 @@ class TdzLeaves(MappedStore[LeafEntry]):
             files.allocate_early(fd, start, stop - start)
         memories = [memory_of(w.value) for w, _, _ in found]
         todo = [(sums, memory) for (_, _, sums), memory in zip(found, memories, strict=True) if memory is not None]
-        with ThreadPoolExecutor(1, "tdstore-tdz") as pool:
-            crcs = run_in(pool, add_crcs, todo)
+        with ThreadPool(1, "tdstore-tdz") as pool:
+            crcs = pool.submit(add_crcs, todo)
             for (w, run, sums), memory in zip(found, memories, strict=True):
                 with files.io_errors(self.url, f"writing leaf {path_text(w.path)}"):
                     write_tensor(fd, w.value, run.start, sums.add if memory is None else sums.add_blocks)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -18,6 +17,7 @@ from tdstore.engine import Engine
 from tdstore.errors import ConflictError, CorruptStoreError, StoreNotFoundError, TransientError
 from tdstore.storekit import refusals
 from tdstore.storekit.documents import MAX_FILE_BYTES, NAME
+from tdstore.threads import ThreadPool
 
 RIVALS = 16
 """Attempts where other writers replace the manifest meanwhile."""
@@ -120,7 +120,7 @@ class Pruning:
 
     def _named(self, versions: Sequence[str]) -> set[str]:
         missing = [version for version in versions if version not in self._names]
-        with ThreadPoolExecutor(8) as pool:
+        with ThreadPool(8) as pool:
             self._names |= dict(zip(missing, pool.map(self._objects, missing), strict=True))
         return set().union(*(self._names[version] for version in versions))
 

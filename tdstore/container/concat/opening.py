@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tdstore.container.concat.schema import Place, Structure
@@ -19,6 +18,7 @@ from tdstore.io.opening import locate
 from tdstore.pickling import rebuild
 from tdstore.store import Cap
 from tdstore.storekit import refusals
+from tdstore.threads import ThreadPool
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -80,7 +80,7 @@ def _opened(locations: Sequence[str], options: Mapping[str, Any], own: Sequence[
                 error.add_note(f"when {location} was opened, to be concatenated")
             raise
 
-    with ThreadPoolExecutor(min(len(locations), MOST_THREADS)) as threads:
+    with ThreadPool(min(len(locations), MOST_THREADS)) as threads:
         opened = [threads.submit(open_one, *place) for place in zip(locations, own, strict=True)]
     handles = [future.result() for future in opened if future.exception() is None]
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from tdstore.index.rows import gather, scatter
 from tdstore.store import Cap, Store
 from tdstore.storekit import CheckedStore, refusals
 from tdstore.storekit.foreign_strings import HEAD, mark_of
+from tdstore.threads import ThreadPool
 from tdstore.types import Fault, Path, Read, path_text
 
 MOST_THREADS = 32
@@ -43,7 +43,7 @@ class _Lanes(NamedTuple):
     """The threads in which the reads of one process run."""
 
     pid: int
-    threads: ThreadPoolExecutor
+    threads: ThreadPool
     locks: list[AbstractContextManager[Any]]
 
 
@@ -170,7 +170,7 @@ class ConcatStore(CheckedStore[ConcatLeaf]):
     def _own_lanes(self) -> _Lanes:
         """Return the threads and locks of this process: a forked child has none of its parent's."""
         if self._lanes is None or self._lanes.pid != os.getpid():
-            threads = ThreadPoolExecutor(min(len(self.places), MOST_THREADS), "tdstore-concat")
+            threads = ThreadPool(min(len(self.places), MOST_THREADS), "tdstore-concat")
             locks: list[AbstractContextManager[Any]] = [
                 nullcontext() if Cap.CONCURRENT_READ in place.handle.store.caps else Lock() for place in self.places
             ]

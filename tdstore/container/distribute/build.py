@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -37,6 +37,7 @@ from tdstore.parallel.executors import bar, crew_for
 from tdstore.registry import registry
 from tdstore.storekit import refusals
 from tdstore.storekit.documents import MAX_FILE_BYTES
+from tdstore.threads import ThreadPool
 from tdstore.types import Path, StoreIndex, Write
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ def _publish(engine: Engine, location: str, count: int) -> None:
         where = f"{location}/{part_name(number)}"
         return decode_objects(bytes(engine.get(part_name(number), MAX_FILE_BYTES).data), url=where)
 
-    with ThreadPoolExecutor(_THREADS) as threads:
+    with ThreadPool(_THREADS) as threads:
         whole = join_documents(engine, list(threads.map(part, range(count))), location)
     names = [record.name for record in whole.objects]
     publisher = Publisher(engine, location, NOTHING_THERE, single_writer=not engine.conditional(), keep_old=0)

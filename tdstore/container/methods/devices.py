@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -19,6 +18,7 @@ from tdstore.container.core.tensor_attrs import FIELDS, TensorAttrs, asked, conv
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.errors import BatchSizeError, InvalidStateError, InvalidTypeError, UnsupportedError
 from tdstore.index.shapes import as_size
+from tdstore.threads import ThreadPool
 from tdstore.types import DeviceLike
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class PlacingMixin(Container):
                 return leaves
             if not num_threads or len(leaves) < 2:
                 return [t.pin_memory() for t in leaves]
-            with ThreadPoolExecutor(num_threads) as pool:
+            with ThreadPool(num_threads) as pool:
                 return list(pool.map(torch.Tensor.pin_memory, leaves))
 
         live = self._resident() if isinstance(self, Container._stored_class) else self

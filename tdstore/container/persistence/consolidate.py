@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args, overload
 
 import msgspec
@@ -29,6 +29,7 @@ from tdstore.io.consolidated.file import map_file, write_file
 from tdstore.io.opening import Location
 from tdstore.registry import registry
 from tdstore.storekit import files
+from tdstore.threads import ThreadPool
 from tdstore.types import DeviceLike, Path, Verify, path_text
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class ConsolidatingMixin(Container):
 
         def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
             if num_threads > 1:
-                with ThreadPoolExecutor(num_threads) as pool:
+                with ThreadPool(num_threads) as pool:
                     list(pool.map(lambda target, source: target.copy_(source, non_blocking), targets, sources))
                 return
             for target, source in zip(targets, sources, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
@@ -27,6 +27,7 @@ from tdstore.index.shapes import as_size
 from tdstore.io.opening import DEFAULT_ON_DISK, Location, Storage
 from tdstore.ops.base import check_container
 from tdstore.store import Cap
+from tdstore.threads import ThreadPool
 from tdstore.types import DeviceLike, Fault, IndexType, Mode, NamesLike, NestedKey, Path, SizeLike
 
 if TYPE_CHECKING:
@@ -526,7 +527,7 @@ def absolute(location: Location, storage: Storage = None) -> Location:
 
 def later(run: Any) -> Future[Any]:
     """Run a function in a thread; the future holds the result or the error."""
-    pool = ThreadPoolExecutor(1)
+    pool = ThreadPool(1)
     future = pool.submit(run)
     pool.shutdown(wait=False)
     return future

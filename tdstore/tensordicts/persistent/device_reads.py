@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from tdstore.container.varlen.rounds import Rounds
 from tdstore.index.selection import Selection
 from tdstore.io.blocks import in_blocks, index_shape, padded, pieces, row_ranges
 from tdstore.store import Cap
+from tdstore.threads import ThreadPool
 from tdstore.types import Path, Read, StoreIndex
 
 Wanted = Sequence[tuple[Path, Selection]]
@@ -102,7 +103,7 @@ class DeviceReads:
         pending: deque[tuple[Pieces, Block, Future[list[Tensor]]]] = deque()
         with ExitStack() as stack:
             staging = stack.enter_context(Staging(stream, self._padded_bytes(), self._block_bytes, threads + 1))
-            pool = stack.enter_context(ThreadPoolExecutor(threads, "tdstore-device")) if threads > 1 else None
+            pool = stack.enter_context(ThreadPool(threads, "tdstore-device")) if threads > 1 else None
 
             def send_next() -> None:
                 pieces, block, found = pending.popleft()

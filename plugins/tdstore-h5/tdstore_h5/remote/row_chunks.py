@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import h5py
 import numpy as np
@@ -20,6 +19,7 @@ from torch import Tensor
 from tdstore.dtypes import numpy_dtype, to_numpy
 from tdstore.engine import Buffer
 from tdstore.index.ranges import Ints, distinct
+from tdstore.threads import ThreadPool
 from tdstore.types import LeafSpec, StoreIndex
 
 TOGETHER = 4 << 20
@@ -175,5 +175,5 @@ def spread(work: Callable[[int], bool], items: range, nbytes: int) -> list[bool]
     workers = min(MOST_THREADS, torch.get_num_threads())  # one in the workers of a loader
     if nbytes < THREADS_PAY or workers < 2 or len(items) < 2:
         return list(map(work, items))
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPool(workers) as pool:
         return list(pool.map(work, items))

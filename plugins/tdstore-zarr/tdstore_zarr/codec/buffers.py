@@ -17,12 +17,12 @@ from tdstore.errors import CorruptStoreError, StoreNotFoundError
 from tdstore.index.ranges import Range
 from tdstore.storekit.budget import allocating
 from tdstore.storekit.checksums import crc32c
+from tdstore.threads import ThreadPool
 from tdstore.types import StoreIndex
 from tdstore_zarr.codec.codecs import Bytes, ChunkError
 from tdstore_zarr.layout.grid import Part, parts, region, strides
 from tdstore_zarr.layout.leaf import TAIL, UNKNOWN, Leaf, Stored, seal
 from tdstore_zarr.place.redo_log import LoggedEngine
-from tdstore_zarr.place.thread_pool import Pool
 from tdstore_zarr.reading.reader import Array, Index, Pending, Reader, _workers
 
 LIMIT = 64 << 20
@@ -277,7 +277,7 @@ class Buffers(Pending):
                 self._written(cell)
             return
         errors = []
-        with Pool(min(len(cells), max(2, _workers()))) as pool:
+        with ThreadPool(min(len(cells), max(2, _workers())), "tdstore-zarr") as pool:
             for cell, future in [(cell, pool.submit(self._put, cell)) for cell in cells]:
                 if (error := future.exception()) is None:
                     self._written(cell)

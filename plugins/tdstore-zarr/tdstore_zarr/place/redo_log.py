@@ -23,7 +23,7 @@ from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
 from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError
 from tdstore.index.ranges import Range
 from tdstore.storekit.documents import SealedDocument, is_plain_name
-from tdstore_zarr.place.thread_pool import Pool
+from tdstore.threads import ThreadPool
 
 PREFIX = "tdstore.log-"
 LOG = "tdstore_log"
@@ -271,7 +271,7 @@ class LoggedEngine(Engine, Generic[E]):
     def _copy(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Copy objects of the engine below. The default reads and writes them."""
         for lot in self._lots(pairs):
-            with Pool(16) as pool:
+            with ThreadPool(16, "tdstore-zarr") as pool:
                 found = list(pool.map(lambda pair: self.base.get(pair[0]).data, lot))
             self.base.put_many([(new, data) for (_, new), data in zip(lot, found, strict=True)])
 

@@ -22,11 +22,11 @@ from tdstore.engine import Engine
 from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError
 from tdstore.index.ranges import GAP, PART, Batch, Range
 from tdstore.storekit.checksums import crc32c
+from tdstore.threads import ThreadPool
 from tdstore.types import StoreIndex, path_text
 from tdstore_zarr.codec.codecs import ChunkError
 from tdstore_zarr.layout.grid import Part, count_chunks, full_index, parts, strides
 from tdstore_zarr.layout.leaf import TAIL, UNKNOWN, Leaf, parse_index, seal
-from tdstore_zarr.place.thread_pool import Pool
 from tdstore_zarr.reading.row_slices import SLICES_OF, RowSlices
 from tdstore_zarr.reading.scattered_rows import ROWS_OF, Rows, are_whole
 
@@ -432,7 +432,7 @@ def _spread(work: Callable[[int, int], None], count: int, nbytes: int, pays: int
         work(0, count)
         return
     step = -(-count // workers)
-    with Pool(workers) as pool:
+    with ThreadPool(workers, "tdstore-zarr") as pool:
         list(pool.map(lambda first: work(first, min(first + step, count)), range(0, count, step)))
 
 
