@@ -182,9 +182,17 @@ class LiveObjects(Generic[T]):
         reference = self._references.get(id(item))
         return reference is not None and reference() is item
 
-    def __iter__(self) -> Iterator[T]:
+    def listed(self) -> list[T]:
+        """Return those that exist now."""
+        found = []
         # `list` of a dict's values runs no Python code, so that no other thread comes between.
-        return iter([item for reference in list(self._references.values()) if (item := reference()) is not None])
+        for reference in list(self._references.values()):
+            if (item := reference()) is not None:
+                found.append(item)
+        return found
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.listed())
 
 
 class _State:
@@ -216,12 +224,15 @@ def register(store: Closable, *, resident: bool = False) -> None:
     Args:
         resident: whether the store's leaves are live tensors. Such a store is not kept alive.
     """
+    state = _state
     if resident:
-        _state.resident.add(store)
-    else:
-        if id(store) in _state.changed:
+        if id(store) in state.resident._references:  # one that is gone has left it
             return
-        _state.changed[id(store)] = store
+        state.resident.add(store)
+    else:
+        if id(store) in state.changed:
+            return
+        state.changed[id(store)] = store
     _at_exit(type(store))
 
 

@@ -80,32 +80,29 @@ _PERSISTENT, _LIVE = Cap.PERSISTENT.value, LIVE.value
 _CHANGES = frozenset({"create", "write", "delete", "rename", "resize", "save_header", "save_version"})
 """Methods that change a store: from the first call on, the end of the process closes it if nothing else did."""
 _STRUCTURE = frozenset({"create", "delete", "rename", "resize"})
+_COMMITS = frozenset({"save_header", "save_version", "discard"})
 
 
-def _registering(method: Callable[..., Any]) -> Callable[..., Any]:
+def _tracked(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep `uncommitted` and `restructured` of a store up to date around a method that changes it, or commits."""
+    changes, commits = method.__name__ in _CHANGES, method.__name__ in _COMMITS
     structure = method.__name__ in _STRUCTURE
 
     @functools.wraps(method)
     def change(self: Store, *args: Any, **kwargs: Any) -> Any:
-        caps = self.caps._value_  # `in` of an enum costs as much as a short write
-        if caps & _PERSISTENT:
-            lifetime.register(self, resident=caps & _LIVE == _LIVE)
-        self.uncommitted = True
-        if structure:
-            self.restructured = True
-        return method(self, *args, **kwargs)
-
-    return change
-
-
-def _committing(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def commit(self: Store, *args: Any, **kwargs: Any) -> Any:
+        if changes:
+            caps = self.caps._value_  # `in` of an enum costs as much as a short write
+            if caps & _PERSISTENT:
+                lifetime.register(self, resident=caps & _LIVE == _LIVE)
+            self.uncommitted = True
+            if structure:
+                self.restructured = True
         done = method(self, *args, **kwargs)
-        self.uncommitted = self.restructured = False
+        if commits:
+            self.uncommitted = self.restructured = False
         return done
 
-    return commit
+    return change
 
 
 def _unregistering(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,10 +149,8 @@ class Store(ABC):
         for name in Store.__dict__:  # the protocol
             method = cls.__dict__.get(name)
             if isinstance(method, FunctionType):
-                if name in ("save_header", "save_version", "discard"):
-                    method = _committing(method)
-                if name in _CHANGES:
-                    method = _registering(method)
+                if name in _CHANGES or name in _COMMITS:
+                    method = _tracked(method)
                 elif name == "close":
                     method = _unregistering(method)
                 setattr(cls, name, method)
