@@ -26,6 +26,7 @@ from tdstore.errors import (
     StoreExistsError,
     StoreIOError,
     StoreNotFoundError,
+    TDStoreError,
 )
 from tdstore.storekit import refusals
 
@@ -69,7 +70,7 @@ class io_errors(refusals.ErrorTranslation[OSError]):  # noqa: N801 - reads as a 
 
 
 def raise_io(error: OSError, url: str, doing: str = "", *, writing: bool = True) -> NoReturn:
-    """Raise the `StoreError` for an `OSError`; this function alone decides which.
+    """Raise the `StoreError` for an `OSError`; this function alone decides which. Errors of tdstore pass unchanged.
 
     Args:
         error: the error of the system.
@@ -84,6 +85,8 @@ def raise_io(error: OSError, url: str, doing: str = "", *, writing: bool = True)
         ReadOnlyError: the access is refused, and `writing`.
         StoreIOError: any other error; `errno` is that of the system.
     """
+    if isinstance(error, TDStoreError):
+        raise error
     where = f" ({error.filename!s})" if error.filename is not None and str(error.filename) != url else ""
     text = f"{url}: {doing + ': ' if doing else ''}{error.strerror or error}{where}"
     if isinstance(error, FileNotFoundError):
@@ -214,9 +217,12 @@ def read_small(name: str, parent: int, limit: int) -> bytes:
     Raises:
         CorruptStoreError: a larger file.
     """
-    fd = open_plain(name, parent)
+    fd = os.open(name, SAFE, dir_fd=parent)
     try:
-        size = os.fstat(fd).st_size
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise NotRegularError(errno.ELOOP, "not a plain file", name)
+        size = info.st_size
         if size > limit:
             raise CorruptStoreError(f"{name} has {size} bytes, more than the {limit} that a reader accepts")
         parts, total = [], 0
@@ -573,9 +579,9 @@ def lock(fd: int, *, exclusive: bool, timeout: float, url: str, what: str = "the
     Raises:
         StoreBusyError: another process still holds it.
     """
-    deadline = time.monotonic() + timeout
-    pause = 0.001
+    deadline, pause = 0.0, 0.001
     while not try_lock(fd, exclusive=exclusive):
+        deadline = deadline or time.monotonic() + timeout
         if time.monotonic() >= deadline:
             raise refusals.busy(f"{what} of {url}", "another process", timeout, how="locked by")
         time.sleep(pause)

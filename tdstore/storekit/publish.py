@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -73,23 +72,29 @@ class Site:
         self._kind = kind
         self._made: list[str] = []
         self._swapped = False
+        self._there: os.stat_result | None = None
+        """What was at the target when it was last looked at."""
         if not self.name:
             raise refusals.other_kind(url, "the root of all folders")
-        with files.io_errors(url, "making its folder"):
+        try:
             try:
                 self.parent = files.open_dir(folder)
             except FileNotFoundError:
                 self._made += files.make_parents(folder)
                 self.parent = files.open_dir(folder)
-        try:
-            self._refuse_open_dataset(folder)
-            with files.io_errors(url, "making its folder"):
-                self._lock_parent()
-                try:
-                    self._sweep()
-                    self._make_temp()
-                finally:
-                    files.unlock(self.parent)
+            info = os.fstat(self.parent)
+            # Waiting for the lock of a folder that this process holds would never end.
+            if own_sessions((info.st_dev, info.st_ino)):
+                raise refusals.inside_open(url, folder)
+            self._lock_parent()
+            try:
+                self._sweep(info)
+                self._make_temp()
+            finally:
+                files.unlock(self.parent)
+        except OSError as error:
+            self.close()
+            files.raise_io(error, url, "making its folder")
         except BaseException:
             self.close()
             raise
@@ -102,12 +107,6 @@ class Site:
             yield
         finally:
             files.unlock(self.parent)
-
-    def _refuse_open_dataset(self, folder: str) -> None:
-        """Refuse a target in a dataset that this process writes: waiting for the lock of its folder would never end."""
-        info = os.fstat(self.parent)
-        if own_sessions((info.st_dev, info.st_ino)):
-            raise refusals.inside_open(self.url, folder)
 
     def _lock_parent(self) -> None:
         timeout = max(self.timeout, 1.0)
@@ -134,8 +133,9 @@ class Site:
     def _check(self, *, replace: bool) -> int:
         url = self.url
         self._swapped = False
+        self._there = None
         try:
-            info = os.stat(self.name, dir_fd=self.parent, follow_symlinks=False)
+            self._there = info = os.stat(self.name, dir_fd=self.parent, follow_symlinks=False)
         except FileNotFoundError:
             return -1
         if not stat.S_ISDIR(info.st_mode):
@@ -184,7 +184,7 @@ class Site:
             ready: called under the parent's lock, before the target is examined.
             swapped: called once the built folder has replaced another one.
         """
-        with files.io_errors(self.url, "publishing"):
+        try:
             self._lock_parent()
             try:
                 ready()
@@ -192,6 +192,8 @@ class Site:
                     pass
             finally:
                 files.unlock(self.parent)
+        except OSError as error:
+            files.raise_io(error, self.url, "publishing")
 
     def _swap(
         self,
@@ -204,7 +206,8 @@ class Site:
         """Put the built folder in the place of the target; return False if the target changed during the wait."""
         self._undo_swap(self._aside, self.name)
         old = self.check(replace=replace)
-        take_mode(self.root, self.name, self.parent)
+        if self._there is not None:
+            _take_mode_of(self._there, self.root)
         if old < 0:
             files.rename(self.temp, self.parent, self.name, self.parent)
             self._published(sync)
@@ -248,42 +251,51 @@ class Site:
         """Keep the folders that were created above the target: they are no longer empty."""
         self._made.clear()
 
-    def close(self, *, forked: bool = False) -> None:
+    def close(self, *, forked: bool = False, keep_root: bool = False) -> None:
         """Remove an unpublished folder, and release locks and descriptors.
 
         Args:
             forked: this is a child of the owner: close its own descriptors only.
+            keep_root: leave `root` open, with its lock: the caller closes it.
         """
         if self.temp and not forked:
             remove_later(self.temp, self.parent, self._first)
         self.temp = ""
-        for fd in (self.root, self.parent):
-            if fd >= 0:
-                os.close(fd)
+        if self.root >= 0 and not keep_root:
+            os.close(self.root)
+        if self.parent >= 0:
+            os.close(self.parent)
         self.root = self.parent = -1
         if self._made and not forked:
             files.remove_empty(self._made)
 
     # -- beginning -------------------------------------------------------------------------
     def _make_temp(self) -> None:
-        name = self._prefix + secrets.token_hex(8)
+        name = self._prefix + os.urandom(8).hex()
         files.make_dir(name, self.parent)
         self.temp = name
         self.root = os.open(name, files.SAFE_DIR, dir_fd=self.parent)
         files.try_lock(self.root, exclusive=True)
 
-    def _sweep(self) -> None:
-        self._undo_swap(self._aside, self.name)
-        for name in leftovers(self.parent, _TEMP):
+    def _sweep(self, info: os.stat_result) -> None:
+        names = leftovers(self.parent, _TEMP, info)
+        if names is None:
+            self._undo_swap(self._aside, self.name)
+        for name in names or ():
             original = name[1 : name.rindex(".tdstore-")]
-            if not name.endswith("-old"):
+            if name == self._aside:
+                self._undo_swap(name, self.name)
+            elif not name.endswith("-old"):
                 sweep_dead(name, self.parent, self._first)
             elif len(original.encode()) <= _LONGEST - 4:  # a longer one may be cut: the save at its target finds it
                 self._undo_swap(name, original)
 
     def _undo_swap(self, aside: str, target: str) -> None:
         """Put the old folder of an interrupted swap by plain renames back; or remove it, if the new one is there."""
-        if not _is_folder(aside, self.parent):
+        try:
+            if not stat.S_ISDIR(os.stat(aside, dir_fd=self.parent, follow_symlinks=False).st_mode):
+                return
+        except FileNotFoundError:
             return
         if os.path.lexists(os.path.join(os.path.dirname(self.path), target)):
             sweep_dead(aside, self.parent, self._first)
@@ -291,8 +303,8 @@ class Site:
             files.rename(aside, self.parent, target, self.parent)
 
 
-def leftovers(folder: int, pattern: re.Pattern[str]) -> list[str]:
-    """Return names in a folder as killed processes leave them; none of them where it is not yet time to look again.
+def leftovers(folder: int, pattern: re.Pattern[str], info: os.stat_result | None = None) -> list[str] | None:
+    """Return names in a folder as killed processes leave them; None where it is not yet time to look again.
 
     A look takes as long as the folder has entries. A process looks before its first save there, and afterwards so
     seldom that saving many datasets into one folder takes no longer for each as they become more.
@@ -300,25 +312,19 @@ def leftovers(folder: int, pattern: re.Pattern[str]) -> list[str]:
     Args:
         folder: a descriptor of the folder.
         pattern: matches such names, which begin with a dot; the same one at each save.
+        info: what `os.fstat` says of the folder, if the caller knows it.
     """
-    info = os.fstat(folder)
+    info = info or os.fstat(folder)
     key = info.st_dev, info.st_ino, pattern
     if wait := _saves_until_look.pop(key, 0):
         _saves_until_look[key] = wait - 1
-        return []
+        return None
     names = os.listdir(folder)
     if wait := len(names) // _ENTRIES_A_SAVE:
         if len(_saves_until_look) >= 1024:  # looking too early does no harm
             _saves_until_look.clear()
         _saves_until_look[key] = wait
     return [name for name in names if name[0] == "." and pattern.fullmatch(name)]
-
-
-def _is_folder(name: str, parent: int) -> bool:
-    try:
-        return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False
 
 
 def take_mode(fd: int, name: str, parent: int) -> None:
@@ -332,6 +338,10 @@ def take_mode(fd: int, name: str, parent: int) -> None:
         old = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         return
+    _take_mode_of(old, fd)
+
+
+def _take_mode_of(old: os.stat_result, fd: int) -> None:
     mode = stat.S_IMODE(old.st_mode)
     if not stat.S_ISLNK(old.st_mode) and stat.S_IMODE(os.fstat(fd).st_mode) != mode:
         os.fchmod(fd, mode)

@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -265,7 +264,11 @@ def _apply(log: Log, event: dict[str, object], me: dict[str, object]) -> None:
 
 
 def _me() -> dict[str, object]:
-    return {"pid": os.getpid(), "host": socket.gethostname()}
+    return {"pid": os.getpid(), "host": _HOST}
+
+
+_HOST = socket.gethostname()
+"""Asked once: the lines of one process have one name."""
 
 
 class Session:
@@ -273,15 +276,13 @@ class Session:
 
     Args:
         sync: wait until the record of the session is on the storage.
-        root: descriptor of the root folder; the session duplicates it.
+        root: descriptor of the root folder, which carries the lock of the session; the owner closes it after `drop`.
     """
 
     def __init__(self, root: int, *, sync: bool) -> None:
-        self.id = secrets.token_hex(8)
+        self.id = os.urandom(8).hex()
         self.pid = os.getpid()
-        self.root = os.dup(root)
-        # flock belongs to the open file, which dup shares: a second opening is needed for a lock of our own.
-        self._lock = os.open(".", files.SAFE_DIR, dir_fd=root)
+        self.root = root
         self.sync = sync
         info = os.fstat(root)
         self.key = (info.st_dev, info.st_ino)
@@ -292,7 +293,7 @@ class Session:
 
     def try_alone(self) -> bool:
         """Take the folder for this session alone, if no other session has it; `begin` lets others in."""
-        return files.try_lock(self._lock, exclusive=True)
+        return files.try_lock(self.root, exclusive=True)
 
     def begin(self, *, timeout: float, url: str) -> None:
         """Record the session in the log; the caller holds the parent's lock (or the folder is not published yet).
@@ -304,7 +305,7 @@ class Session:
         Raises:
             StoreBusyError: another process still holds the folder alone.
         """
-        files.lock(self._lock, exclusive=False, timeout=timeout, url=url)
+        files.lock(self.root, exclusive=False, timeout=timeout, url=url)
         fd = os.open(NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | files.SAFE, 0o666, dir_fd=self.root)
         try:
             files.append(fd, _line({"open": self.id, **_me()}))
@@ -350,28 +351,25 @@ class Session:
             self.drop()
 
     def drop(self) -> None:
-        """Close the descriptors, which releases the lock."""
+        """Release the lock, and forget the descriptor."""
         self.ended = True
         _SESSIONS.discard(self)
-        if self._lock >= 0 and self.pid == os.getpid():
-            files.unlock(self._lock)  # closing is not enough: a forked child holds the same open file
-        for fd in (self._lock, self.root):
-            if fd >= 0:
-                os.close(fd)
-        self._lock = self.root = -1
+        if self.root >= 0 and self.pid == os.getpid():
+            files.unlock(self.root)  # closing is not enough: a forked child holds the same open file
+        self.root = -1
 
     def detach(self) -> None:
         """Give up the folder, which this process has replaced: nothing is left to seal."""
         self.detached = True
-        files.unlock(self._lock)
+        files.unlock(self.root)
 
     def pause(self) -> None:
         """Release the lock for a moment; the caller holds the parent's lock."""
-        files.unlock(self._lock)
+        files.unlock(self.root)
 
     def resume(self) -> None:
         """Take the lock again after `pause`."""
-        files.lock(self._lock, exclusive=False, timeout=LOCK_TIMEOUT, url="this store")
+        files.lock(self.root, exclusive=False, timeout=LOCK_TIMEOUT, url="this store")
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
@@ -399,9 +397,9 @@ class Session:
             if parent >= 0:
                 # So that a save that makes its own sessions pause for a moment does not look like a crash.
                 files.lock(parent, exclusive=False, timeout=LOCK_TIMEOUT, url="this store")
-            files.unlock(self._lock)
+            files.unlock(self.root)
             for _ in range(3):
-                if files.try_lock(self._lock, exclusive=True):
+                if files.try_lock(self.root, exclusive=True):
                     return True
                 time.sleep(0.002)  # a reader may be probing for sessions
             return False
@@ -435,7 +433,11 @@ def open_parent(root: int) -> int:
 
 def own_sessions(key: tuple[int, int]) -> list[Session]:
     """Return the sessions of this process on a folder (device, inode)."""
-    return [s for s in _SESSIONS if s.key == key and not s.ended and not s.detached and s.pid == os.getpid()]
+    found = []
+    for s in _SESSIONS.listed():
+        if s.key == key and not s.ended and not s.detached and s.pid == os.getpid():
+            found.append(s)
+    return found
 
 
 def has_live_session(root: int) -> bool:
@@ -465,7 +467,7 @@ def exclusive(root: int, *, parent: int, timeout: float, url: str) -> Iterator[N
     do not count; after the body they are detached.
 
     Args:
-        root: descriptor of the folder.
+        root: descriptor of the folder, opened for this call alone, which carries the lock until it is closed.
         parent: descriptor of its parent.
         timeout: seconds to wait.
         url: the location, for messages.
@@ -475,32 +477,28 @@ def exclusive(root: int, *, parent: int, timeout: float, url: str) -> Iterator[N
     """
     info = os.fstat(root)
     deadline = time.monotonic() + timeout
-    lock = os.open(".", files.SAFE_DIR, dir_fd=root)
-    try:
-        while True:
-            own = own_sessions((info.st_dev, info.st_ino))
-            for session in own:
-                session.pause()
-            if files.try_lock(lock, exclusive=True):
-                break
-            for session in own:
-                session.resume()
-            if time.monotonic() >= deadline:
-                raise refusals.busy(url, holders(root), timeout)
-            files.unlock(parent)
-            time.sleep(0.02)
-            files.lock(parent, exclusive=True, timeout=max(timeout, 1.0), url=url, what="the parent folder")
-        try:
-            yield
-        except BaseException:
-            files.unlock(lock)
-            for session in own:
-                session.resume()
-            raise
+    while True:
+        own = own_sessions((info.st_dev, info.st_ino))
         for session in own:
-            session.detach()
-    finally:
-        os.close(lock)
+            session.pause()
+        if files.try_lock(root, exclusive=True):
+            break
+        for session in own:
+            session.resume()
+        if time.monotonic() >= deadline:
+            raise refusals.busy(url, holders(root), timeout)
+        files.unlock(parent)
+        time.sleep(0.02)
+        files.lock(parent, exclusive=True, timeout=max(timeout, 1.0), url=url, what="the parent folder")
+    try:
+        yield
+    except BaseException:
+        files.unlock(root)
+        for session in own:
+            session.resume()
+        raise
+    for session in own:
+        session.detach()
 
 
 def holders(root: int) -> str:
@@ -528,7 +526,7 @@ _SESSIONS: LiveObjects[Session] = LiveObjects()
 
 
 def _forked() -> None:
-    for session in _SESSIONS:
+    for session in _SESSIONS.listed():
         session.escaped = True
 
 

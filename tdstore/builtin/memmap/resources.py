@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -65,10 +64,10 @@ class Hold:
     def make_anonymous(self) -> None:
         """Make a private folder, and remove those of dead processes."""
         parent = files.open_dir(scratch_dir())
-        for name in leftovers(parent, _ANONYMOUS):
+        for name in leftovers(parent, _ANONYMOUS) or ():
             sweep_dead(name, parent, FIRST)
         while True:
-            name = f".tdstore-anon-{secrets.token_hex(8)}"
+            name = f".tdstore-anon-{os.urandom(8).hex()}"
             files.make_dir(name, parent, 0o700)
             self.root = os.open(name, files.SAFE_DIR, dir_fd=parent)
             # Another process that removes remains may have come between: the folder was removed, or is locked.
@@ -102,9 +101,7 @@ class Hold:
                 os.close(parent)
 
     def begin_built(self) -> None:
-        """Begin the session of a folder that is about to be published; the lock of its builder ends."""
-        assert self.site is not None
-        files.unlock(self.site.root)
+        """Begin the session of a folder that is about to be published: the lock of its builder becomes that of it."""
         begun = Session(self.root, sync=self.sync)
         try:
             begun.begin(timeout=1.0, url=self.url)
@@ -124,7 +121,7 @@ class Hold:
             self.session.drop()
             self.session = None
             files.unlink_if_there(session.NAME, self.root)
-            files.try_lock(self.site.root, exclusive=True)
+            files.try_lock(self.root, exclusive=True)
 
     @contextmanager
     def committing(self, timeout: float) -> Iterator[None]:
@@ -240,7 +237,7 @@ class Hold:
     def remove_uncommitted(self) -> None:
         """Remove a folder that was not published, and an anonymous one."""
         if self.site is not None:
-            self.site.close()
+            self.site.close(keep_root=True)
             self.site = None
         elif self._scratch is not None:
             parent, name = self._scratch
@@ -261,7 +258,7 @@ class Hold:
             if self.pack is not None:
                 self._drop_pack()
             if self.site is not None:
-                self.site.close(forked=True)
+                self.site.close(forked=True, keep_root=True)
             if self._scratch is not None:
                 os.close(self._scratch[0])
                 self._scratch = None

@@ -141,7 +141,7 @@ class MemmapStore(MemmapLeaves):
             self._mode = "r+" if os.path.isdir(self.location) and os.listdir(self.location) else "x"
         if self._mode in ("w", "x"):
             site = build_site(self.location, timeout=self._options["lock_timeout"])
-            self._hold.site, self._hold.root = site, os.dup(site.root)
+            self._hold.site, self._hold.root = site, site.root
             if (old := site.check(replace=self._mode == "w")) >= 0:
                 os.close(old)
             return
@@ -278,7 +278,7 @@ class MemmapStore(MemmapLeaves):
             hold.stay_unpublished()
             self._header = before
             raise
-        site.close()
+        site.close(keep_root=True)
         hold.site = None
         self._mode = "r+"
         self._lease.session = hold.session

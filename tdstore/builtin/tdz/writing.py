@@ -55,7 +55,7 @@ def new_file(folder: int) -> tuple[int, str]:
 
     Files of processes that ended are removed.
     """
-    for name in leftovers(folder, _NEW):
+    for name in leftovers(folder, _NEW) or ():
         _remove_if_left(name, folder)
     while True:
         name = f".tdstore-tdz-{secrets.token_hex(8)}"

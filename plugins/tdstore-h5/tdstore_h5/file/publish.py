@@ -141,7 +141,7 @@ def sweep(folder: str, parent: int, prefix: str) -> None:
         folder, parent: the folder, and a descriptor of it. The caller holds its lock, or names its own files only.
         prefix: what their names begin with.
     """
-    for name in leftovers(parent, _TEMP):
+    for name in leftovers(parent, _TEMP) or ():
         if not name.startswith(prefix):
             continue
         temp = os.path.join(folder, name)
