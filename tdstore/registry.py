@@ -209,7 +209,7 @@ class Registry:
             AmbiguousBackendError: two plugins declare it. BrokenPluginError: its plugin failed to load.
             MissingDependencyError: it is ours, but not installed. UnknownBackendError: nobody declares it.
         """
-        claims = self._claims().get(name, [])
+        claims = (self._plugins or self.plugins).claims.get(name, [])
         if len(claims) == 1:
             return claims[0][0]
         if claims:
@@ -259,7 +259,7 @@ class Registry:
                 f"{text!r} looks like a URL that went through pathlib",
                 hint=f"pass {squeezed[1] + '://'!r}... as a string",
             )
-        known = self.plugins.claims
+        known = (self._plugins or self.plugins).claims
         lower, isfile = text.lower(), os.path.isfile
         folder = os.path.isdir(text)
         head = _first_bytes(text) if not folder and isfile(text) else None

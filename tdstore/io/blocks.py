@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import TypeVar
 
 from tdstore.types import LeafSpec, Path, StoreIndex
 
 T = TypeVar("T")
+_NBYTES = attrgetter("nbytes")
 BLOCK_BYTES = 32 << 20
 MOST_BLOCKS = 8
 """A chunk of up to this many blocks is moved as a whole, since each part would decode and encode it again."""
@@ -42,8 +44,8 @@ def leaf_batches(
         chunks: chunk shapes to which the pieces of a leaf are aligned, the most important first.
         dims: the number of leading dimensions that may be cut.
     """
-    if specs and sum([spec.nbytes for spec in specs.values()]) + ALIGN * len(specs) <= block_bytes:
-        return iter([[(path, ()) for path in specs]])
+    if specs and sum(map(_NBYTES, specs.values())) + ALIGN * len(specs) <= block_bytes:
+        return iter([list(zip(specs, itertools.repeat(())))])  # no call for each leaf
 
     def cut() -> Iterator[tuple[tuple[Path, StoreIndex], int]]:
         for path, spec in specs.items():

@@ -104,21 +104,14 @@ def open_store(
         OptionError: the backend lacks an option.
         DirtyStoreError: the store is an unfinished copy, and `recover="accept"` is not set.
     """
-    location, options = locate(location, options)
-    backend, text = find_backend(location, storage, mode)
-    return open_backend(backend, text, mode=mode, **options), backend
-
-
-def open_backend(backend: Backend, location: str | None, *, mode: Mode, **options: Any) -> Store:
-    """Open a store as `open_store` does, with the results of `find_backend`."""
-    store = _open(backend, location, mode, options)
+    store, backend = open_unread(location, storage=storage, mode=mode, **options)
     if mode in ("r", "r+", "a"):
         try:
             refuse_partial(store.load_header(), store.url, options)
         except BaseException:
             store.close()
             raise
-    return store
+    return store, backend
 
 
 def refuse_partial(header: Header, url: str, options: Mapping[str, Any]) -> None:
@@ -132,11 +125,14 @@ def open_unread(
     location: Location = None, *, storage: Storage = None, mode: Mode = "r", **options: Any
 ) -> tuple[Store, Backend]:
     """Open as `open_store`, for callers that pass the header to `refuse_partial`, so that it is decoded once."""
+    if type(location) not in PLAIN:
+        location, options = locate(location, options)
     backend, text = find_backend(location, storage, mode)
-    return _open(backend, text, mode, options), backend
+    return open_backend(backend, text, mode, options), backend
 
 
-def _open(backend: Backend, location: str | None, mode: Mode, options: Mapping[str, Any]) -> Store:
+def open_backend(backend: Backend, location: str | None, mode: Mode, options: Mapping[str, Any]) -> Store:
+    """Open a store with the results of `find_backend`; `refuse_partial` judges its header, unless it is a new one."""
     try:
         return registry().open(backend, location, mode=mode, **options)
     except StoreNotFoundError:

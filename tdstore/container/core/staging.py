@@ -361,9 +361,15 @@ def pieces_on_cpu(pieces: Sequence[Tensor]) -> list[Tensor]:
     Args:
         pieces: tensors of any device, together of about one block; larger ones are moved to pageable memory.
     """
-    devices = {piece.device for piece in pieces if piece.is_cuda}
+    devices: set[torch.device] = set()
+    found = []
+    for piece in pieces:
+        if piece.is_cuda:
+            devices.add(piece.device)
+        elif not devices:
+            found.append(piece if piece.is_cpu and not piece.requires_grad else piece.detach().cpu())
     if not devices:
-        return [piece if piece.is_cpu and not piece.requires_grad else piece.detach().cpu() for piece in pieces]
+        return found
     small = sum(piece.nbytes for piece in pieces) <= BUFFERS * BLOCK_BYTES and not traced()
     made = move([piece.detach() for piece in pieces], torch.device("cpu"), non_blocking=small)
     for device in devices if small else ():

@@ -65,19 +65,20 @@ class NamedStorageMixin(Container):
             >>> TensorDict.load_memmap("run")["a"]
             MemoryMappedTensor([1., 0., 0.])
         """
-        files = _files_of(self)
+        files = _files_of(self) if self._state & MAPPED else None
         if prefix is None and files is not None and not kwargs.keys() - {"return_early"}:
             current = self._in_class(over(*self._binding).lock_())
             return later(lambda: current) if kwargs.get("return_early") else current
         _to_files(prefix, kwargs)
         prefix = absolute(prefix, kwargs.get("storage")) if kwargs.get("return_early") else prefix
-        if not copy_existing and kwargs.get("storage") == "memmap" and prefix is not None:
+        if self._state & MAPPED and not copy_existing and kwargs.get("storage") == "memmap" and prefix is not None:
             _refuse_copy(self, files, str(prefix))
 
         def run() -> Any:
             td = self.save(prefix, copy_existing, **kwargs)
-            td._set_device(torch.device("cpu"))
-            td._mark_mapped()
+            if not td._state & MAPPED:
+                td._set_device(torch.device("cpu"))
+                td._mark_mapped()
             return self._in_class(td)
 
         return later(run) if kwargs.pop("return_early", False) else run()
@@ -571,7 +572,8 @@ def _refuse_other_memory(td: Any, state: int, method: str, where: str) -> None:
 
 
 def _refuse_copy(td: Any, files: str | None, prefix: str) -> None:
-    part = td._state & MAPPED and getattr(td, "_binding", None) is None  # rows, or some of the keys, of a dataset
+    """Refuse to copy mapped entries to another place."""
+    part = getattr(td, "_binding", None) is None  # rows, or some of the keys, of a dataset
     if part or (files is not None and os.path.realpath(files) != os.path.realpath(prefix)):
         raise InvalidStateError(
             f"the entries are mapped from {files or 'files'} already; pass copy_existing=True to copy them to {prefix}"

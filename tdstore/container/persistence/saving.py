@@ -19,7 +19,7 @@ from tdstore.container.core.preallocation import mark_allocated
 from tdstore.container.functions.schema import SchemaEntry, allocation, flat_schema, in_memory_entry
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import allocate, open_container, over, write
-from tdstore.container.values.codecs import pickling
+from tdstore.container.values.codecs import PICKLING
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import InvalidTypeError, LockedError, OptionError, StoreExistsError, UnsupportedError
 from tdstore.header import Group
@@ -33,6 +33,7 @@ from tdstore.types import DeviceLike, Fault, IndexType, Mode, NamesLike, NestedK
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
 
+_KEPT = (Cap.PERSISTENT | Cap.SHARED).value
 _LOCATION_NAMES = ("location", "prefix", "filename", "url")
 
 
@@ -116,7 +117,8 @@ class SavingMixin(Container):
             (True, [0, 1, 2])
         """
         where = prefix if prefix is not None else location
-        storage = archived(where, storage, archive)
+        if archive is not None and storage is None:
+            storage = "tdz" if archive else "memmap" if str(where).lower().endswith(".tdz") else None
         where = absolute(where, storage) if return_early else where
         if mode not in ("w", "x"):
             raise OptionError(f"save takes mode 'w' or 'x', not {mode!r}")
@@ -126,8 +128,11 @@ class SavingMixin(Container):
             options["trust"] = trust
 
         def run() -> Any:
-            with pickling(trust is True):
+            pickles = PICKLING.set(trust is True)
+            try:
                 handle = write(self, where, storage, how, options, progress)
+            finally:
+                PICKLING.reset(pickles)
             td = over(handle)
             _lock_stored(td, handle)
             td._undo = "close"  # with td.save(...) as saved: closes it
@@ -486,8 +491,7 @@ def require_container(found: Any) -> TensorDictBase:
 
 def _lock_stored(td: Any, handle: StoreHandle) -> None:
     """Lock a new dataset, on every backend alike: rows can be written, keys stay. Entries in memory stay unlocked."""
-    caps = handle.store.caps
-    if Cap.PERSISTENT in caps or Cap.SHARED in caps:
+    if handle.store.caps._value_ & _KEPT:
         td.lock_()
 
 
@@ -498,15 +502,6 @@ def unlocked(saved: Any) -> Any:
     saved.unlock_()
     saved._undo = "close"  # a `with` block closes it, and does not lock it again
     return saved
-
-
-def archived(location: Location, storage: Storage, archive: bool | None) -> Storage:
-    """Return the storage that `archive=` requests, unless one was named."""
-    if storage is not None or archive is None:
-        return storage
-    if archive:
-        return "tdz"
-    return "memmap" if str(location).lower().endswith(".tdz") else None
 
 
 def refuse_new(mode: Mode, method: str) -> None:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
-from tdstore.container.core.container import GROUP, LEAF, Container
+from tdstore.container.core.container import GROUP, LEAF
 from tdstore.container.core.dim_names import names_below
-from tdstore.container.core.tensorclasses import class_of, kind_of, unwrap
+from tdstore.container.core.tensorclasses import class_of, kind_of
 from tdstore.container.storage.value_records import from_json
 from tdstore.container.values.codecs import codec_value, to_plain
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
@@ -50,20 +50,26 @@ def describe(
     """
     groups: dict[Path, Group] = {}
     specs: dict[Path, LeafSpec] = {}
-    for path, node, tensorclass in _nodes(td, prefix, class_of(td)):
+    waiting = [(prefix, td, class_of(td))]
+    while waiting:
+        path, node, tensorclass = waiting.pop()
         if (record := node._own_record()) is not None:
             groups[path] = record
+            waiting += _below(path, node, tensorclass)
             continue
         above = groups.get(path[:-1]) if len(path) > len(prefix) else None
         if above is not None and above.kind != STACK_KIND and len(node.batch_size) < len(above.batch_size or ()):
             node.batch_size = above.batch_size  # it was given a smaller one behind its parent's back
         values: dict[str, Any] = {}
         dense = node._plain_specs()
-        for key in node._first_keys():
+        keys = tuple(node._first_keys())
+        nested = False
+        for key in keys:
             if key in dense:
                 specs[(*path, key)] = dense[key]
                 continue
             kind = node._kind(key)
+            nested = nested or kind == GROUP
             if kind == LEAF and jagged is not None and node._leaf_layout(key) is torch.jagged:
                 jagged[(*path, key)] = node._raw(key)
             elif kind == LEAF and (found := node._nested_parts(key)) is not None:
@@ -76,7 +82,9 @@ def describe(
             elif kind != GROUP:
                 values[key], held = stored_value(node._raw(key), (*path, key), payloads)
                 specs.update(held)
-        groups[path] = group_of(node, values, tensorclass)
+        groups[path] = _group(node, keys, values, tensorclass)
+        if nested:
+            waiting += _below(path, node, None)
     return groups, specs
 
 
@@ -95,24 +103,33 @@ def _spec(path: Path, node: Any) -> LeafSpec:
         raise UnsupportedError(f"entry {path_text(path)}: {error}", hint="cast it, or exclude the key") from None
 
 
-def group_of(node: Any, values: dict[str, Any], tensorclass: type | None = None) -> Group:
+def _below(path: Path, node: Any, tensorclass: type | None) -> list[tuple[Path, Any, type | None]]:
+    """Return the groups below one, the last first, with their tensorclasses; else that of the lazy stack above."""
+    found = []
+    for key, group in reversed(node._stored_groups()):
+        found.append(((*path, key), group, class_of(group) or tensorclass))
+    return found
+
+
+def _group(node: Any, keys: tuple[str, ...], values: dict[str, Any], tensorclass: type | None) -> Group:
     """Build the record of one level.
 
     Raises:
         UnsupportedError: its batch size has -1, which no window of stored data could be taken of.
     """
-    if -1 in node.batch_size:
-        ragged = list(node.batch_size)
+    batch, device = node.batch_size, node.device
+    if -1 in batch:
+        ragged = list(batch)
         raise UnsupportedError(
             f"a TensorDict with the batch size {ragged}, which is ragged, cannot be stored",
             hint=f"set td.batch_size = {ragged[: ragged.index(-1)]} first; its entries stay ragged all the same",
         )
     return Group(
         kind=kind_of(tensorclass),
-        batch_size=tuple(map(int, node.batch_size)),  # `torch.Size` keeps integers of numpy
+        batch_size=tuple(map(int, batch)),  # `torch.Size` keeps integers of numpy
         names=node._dim_names(),
-        device=None if node.device is None else str(node.device),
-        keys=tuple(node._first_keys()),
+        device=None if device is None else str(device),
+        keys=keys,
         values=values,
     )
 
@@ -184,14 +201,6 @@ def decoded(value_record: Any, batch_size: torch.Size) -> NonTensor:
     if not isinstance(value_record, dict) or "codec" not in value_record:
         return from_json(value_record, batch_size)
     return NonTensorData(codec_value(str(value_record["codec"]), decode_value(value_record["data"])), batch_size)
-
-
-def _nodes(td: Any, path: Path, tensorclass: type | None) -> Iterator[tuple[Path, Any, type | None]]:
-    """Yield every container of a tree with its tensorclass. That of a lazy stack is its elements'."""
-    yield path, td, tensorclass
-    stack = isinstance(unwrap(td), Container._stack_class)
-    for key, group in td._stored_groups():
-        yield from _nodes(group, (*path, key), class_of(group) or (tensorclass if stack else None))
 
 
 def named_groups(groups: Mapping[Path, Group], root: Path, names: Names) -> dict[Path, Group]:

@@ -56,6 +56,7 @@ from tdstore.store import LIVE, Cap, Store
 from tdstore.storekit import refusals
 from tdstore.types import MAX_TEXT, LeafSpec, Mode, Path, Read, path_text
 
+_PERSISTENT, _LIVE = Cap.PERSISTENT.value, LIVE.value
 MANY = 64
 """So many leaves make enough objects for the garbage collector to run, which looks at all of torch's."""
 
@@ -107,9 +108,10 @@ class StoreHandle:
             self.reload()
         else:  # what was just committed is not read back
             groups, specs = saved
-            plain = {
-                p: LeafSpec(s.shape, s.dtype, fill_value=s.fill_value) if s.options else s for p, s in specs.items()
-            }
+            plain = dict(specs)
+            for path, spec in specs.items():
+                if spec.options:
+                    plain[path] = LeafSpec(spec.shape, spec.dtype, fill_value=spec.fill_value)
             whole = _whole(groups, plain)
             known, values = _complete(dict(groups), plain, store.url) if whole is None else (whole, {})
             self._believe(known, plain, values)
@@ -118,8 +120,9 @@ class StoreHandle:
         """Take a store. One that is written is closed soon after this handle was dropped, or when the process ends."""
         self.store = store
         self._ending: Ending | None = None
-        if self.mode != "r" and store.writable and Cap.PERSISTENT in store.caps:
-            if LIVE in store.caps:  # it ends with the last of its tensors, which may outlive this handle
+        caps = store.caps._value_
+        if self.mode != "r" and store.writable and caps & _PERSISTENT:
+            if caps & _LIVE == _LIVE:  # it ends with the last of its tensors, which may outlive this handle
                 lifetime.register(store, resident=True)
             else:
                 self._ending = Ending(self, store.close, store.url)

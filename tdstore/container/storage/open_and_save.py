@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _NBYTES = attrgetter("nbytes")
 _CPU = torch.device("cpu")
 _AS_IS = nullcontext()
+_VIEW, _PERSISTENT, _SHARED = Cap.VIEW.value, Cap.PERSISTENT.value, Cap.SHARED.value
 Viewer = Callable[[Path], Tensor]
 
 
@@ -43,24 +44,20 @@ def over(handle: StoreHandle, path: Path = (), flags: int = 0) -> TensorDictBase
 
     `flags` are added to those that say what the store is, for tensors that other processes could see.
     """
-    if handle.kind(path) != GROUP:
+    if path not in handle.groups:
         raise KeyNotFoundError(f"no TensorDict {path_text(path)} in {handle.store.url}")
-    if Cap.VIEW not in handle.store.caps:
+    store = handle.store
+    caps = store.caps._value_
+    if not caps & _VIEW:
         return stored(handle, path)
-    own = _flags(handle)
-    with without_collection() if len(handle.specs) >= MANY else _AS_IS:
-        return _resident(handle, path, own | flags if own else 0)
-
-
-def _flags(handle: StoreHandle) -> int:
-    caps = handle.store.caps
-    if Cap.PERSISTENT in caps:
-        flags = BOUND | MAPPED
-    elif Cap.SHARED in caps:
-        flags = BOUND | SHARED
+    if caps & (_PERSISTENT | _SHARED):
+        flags |= BOUND | (MAPPED if caps & _PERSISTENT else SHARED) | (0 if store.writable else READONLY)
     else:
-        return 0  # tensors of this process: nothing can open the store again
-    return flags if handle.store.writable else flags | READONLY
+        flags = 0  # tensors of this process: nothing can open the store again
+    if len(handle.specs) < MANY:
+        return _resident(handle, path, flags)
+    with without_collection():
+        return _resident(handle, path, flags)
 
 
 def stored(handle: StoreHandle, path: Path, device: torch.device | None = None) -> TensorDictBase:
@@ -110,7 +107,8 @@ def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path]
 
 def _resident(handle: StoreHandle, path: Path, flags: int, view: Viewer | None = None) -> TensorDictBase:
     group = handle.groups[path]
-    view = view or _viewer(handle)
+    if view is None:
+        view = _shapes_alone(handle) if fake_mode() else handle.store.view
     if group.kind == STACK_KIND:
         made: TensorDictBase = _stack(handle, path, flags, lambda below: _resident(handle, below, flags, view))
         return made
@@ -123,7 +121,7 @@ def _resident(handle: StoreHandle, path: Path, flags: int, view: Viewer | None =
     device = _CPU if flags & MAPPED else None if group.device is None else _device_of(handle.store)
     td = Container._resident_class._new(data, torch.Size(group.batch_size or ()), device, group.names, flags)
     td._binding = (handle, path) if flags else None
-    found: TensorDictBase = wrap(handle, path, td)
+    found: TensorDictBase = td if group.kind == "TensorDict" else wrap(handle, path, td)
     return found
 
 
@@ -139,9 +137,7 @@ def entry(handle: StoreHandle, path: Path, flags: int, view: Viewer | None = Non
     return handle.value(path)
 
 
-def _viewer(handle: StoreHandle) -> Viewer:
-    if not fake_mode():
-        return handle.store.view
+def _shapes_alone(handle: StoreHandle) -> Viewer:
     # Under FakeTensorMode a leaf has a shape and a dtype, and no file is mapped.
     return lambda path: torch.empty(handle.specs[path].shape, dtype=handle.specs[path].dtype, device="cpu")
 
@@ -220,7 +216,7 @@ def allocate(
     if type(location) not in PLAIN:
         location, options = locate(location, options)
     backend, text = find_backend(location, storage, mode)
-    store = open_backend(backend, text, mode=mode, **options)
+    store = open_backend(backend, text, mode, options)
     try:
         _check_device(store, device)
         store.create(specs)
@@ -238,6 +234,7 @@ def write(
 ) -> StoreHandle:
     """Save a container as a new dataset: wholly there, or the old one untouched."""
     payloads: dict[Path, Tensor] = {}
+    bar: Progress | None = None
     groups, specs = describe(td, payloads=payloads)
     for key, chosen in (options.pop("leaf_options", None) or {}).items():
         leaf = unravel(key)
@@ -247,23 +244,34 @@ def write(
     if type(location) not in PLAIN:
         location, options = locate(location, options)
     backend, text = find_backend(location, storage, mode)
-    store = open_backend(backend, text, mode=mode, **options)
+    store = open_backend(backend, text, mode, options)
     try:
         store.create(specs)
         limit = BLOCK_BYTES
         if Cap.PARTIAL_WRITE not in store.caps:
             limit = max([limit, *(s.nbytes for s in specs.values())])
-        with Progress(sum(map(_NBYTES, specs.values())), "save", progress) as bar:
-            for batch in leaf_batches(specs, limit):
+        if progress:
+            bar = Progress(sum(map(_NBYTES, specs.values())), "save")
+        for batch in leaf_batches(specs, limit):
+            if payloads:
                 rest = iter(td._read_pieces([piece for piece in batch if piece[0] not in payloads]))
                 values = [_piece(payloads[path], index) if path in payloads else next(rest) for path, index in batch]
-                store.write([Write(path, index, value) for (path, index), value in zip(batch, values, strict=True)])
+            else:
+                values = td._read_pieces(batch)
+            writes = []
+            for (path, index), value in zip(batch, values, strict=True):
+                writes.append(Write(path, index, value))
+            store.write(writes)
+            if bar is not None:
                 bar.advance(sum(map(_NBYTES, values)))
         store.save_header(Header(groups))
         return StoreHandle(store, backend, text, mode, options, saved=(groups, specs))
     except BaseException:
         store.close()
         raise
+    finally:
+        if bar is not None:
+            bar.close()
 
 
 def _piece(leaf: Tensor, index: StoreIndex) -> Tensor:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from tdstore.values import JSON
 
 AnyEnum = TypeVar("AnyEnum", bound=type[enum.Enum])
-_pickling: ContextVar[bool] = ContextVar("pickling", default=False)
+PICKLING: ContextVar[bool] = ContextVar("pickling", default=False)
+"""What `pickling` sets."""
 _trusting: ContextVar[bool] = ContextVar("trusting", default=False)
 
 
@@ -44,7 +45,7 @@ class pickling(_Within):  # noqa: N801 - reads as a statement: `with pickling(Tr
     """Allow or refuse the pickling of values within a `with` block; saved data is not unpickled."""
 
     __slots__ = ()
-    _variable = _pickling
+    _variable = PICKLING
 
 
 class trusting(_Within):  # noqa: N801
@@ -75,7 +76,7 @@ def from_plain(data: Any) -> Any:
 def _encoded(value: object) -> tuple[str, Any] | None:
     codec = next((c for c in registry().codecs() if c.kind is type(value)), None)
     if codec is None:
-        return (PICKLE, _pickled(value)) if _pickling.get() else None
+        return (PICKLE, _pickled(value)) if PICKLING.get() else None
     with _by(codec):
         return codec.name, codec.encode(value)
 

@@ -101,7 +101,11 @@ class ResidentTree(TensorDictBase):
         return self
 
     def _groups(self) -> list[Any]:
-        return [v for v in self._data.values() if type(v) is not Tensor and isinstance(v, Container)]
+        found = []
+        for value in self._data.values():  # a comprehension is a call
+            if type(value) is not Tensor and isinstance(value, Container):
+                found.append(value)
+        return found
 
     def _drop_binding(self) -> None:
         """Drop the binding, because the structure changes: the entries are no longer exactly the store's."""

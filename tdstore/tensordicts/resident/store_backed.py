@@ -99,15 +99,17 @@ class BindingMixin(LeafwiseTree):
         return torch.jagged if leaf.is_nested else leaf.layout
 
     def _plain_specs(self) -> Mapping[str, LeafSpec]:
-        return {
-            key: LeafSpec.of_checked(tuple(leaf.shape), leaf.dtype, 0, leaf.nbytes)
-            for key, leaf in self._data.items()
-            if type(leaf) is Tensor
-            and leaf.layout is torch.strided
-            and not leaf.is_nested
-            and not leaf.is_meta
-            and leaf.dtype in DTYPE_TO_NAME
-        }
+        found = {}
+        for key, leaf in self._data.items():
+            if (
+                type(leaf) is Tensor
+                and leaf.layout is torch.strided
+                and not leaf.is_nested
+                and not leaf.is_meta
+                and leaf.dtype in DTYPE_TO_NAME
+            ):
+                found[key] = LeafSpec.of_checked(tuple(leaf.shape), leaf.dtype, 0, leaf.nbytes)
+        return found
 
     def _nested_parts(self, key: str) -> tuple[dict[str, Any], dict[str, LeafSpec]] | None:
         leaf: Tensor = self._data[key]
