@@ -11,6 +11,7 @@ from datetime import datetime
 from types import EllipsisType
 from typing import IO, Any, Literal, SupportsIndex
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -150,8 +151,7 @@ class LeafSpec:
         return f"LeafSpec({self.shape}, {dtype_name(self.dtype)!r}{extra})"
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(msgspec.Struct, frozen=True):
     """Ask for `leaf[index]`, in memory of its own or in `out` (same shape and dtype, any strides, CPU)."""
 
     path: Path
@@ -159,8 +159,7 @@ class Read:
     out: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True):
     """Put `value` (exactly the shape and dtype of `leaf[index]`, CPU unless the store says otherwise) at `index`."""
 
     path: Path

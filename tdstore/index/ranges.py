@@ -43,7 +43,12 @@ def check_writes(places: Iterable[tuple[Write, Sequence[int], torch.dtype]]) -> 
         InvalidArgumentError: a value has another shape or dtype than `leaf[index]`; names the leaf.
     """
     places = list(places)
-    check_indices([(w.index, shape) for w, shape, _ in places])
+    indexed = []
+    for w, shape, _ in places:
+        if w.index:
+            indexed.append((w.index, shape))
+    if indexed:
+        check_indices(indexed)
     for w, shape, dtype in places:
         expected = index_shape(shape, w.index) if w.index else tuple(shape)
         if w.value.dtype is not dtype or tuple(w.value.shape) != expected:

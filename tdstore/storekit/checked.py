@@ -294,14 +294,16 @@ class CheckedStore(Store, Generic[L]):
             leaves, typed = self._catalogue(), self._typed if self._own_typed else _SPEC
             found: list[tuple[L, Write]] = []
             places = []
+            whole = True
             for w in writes:
                 if (leaf := leaves.get(w.path)) is None:
                     raise refusals.no_leaf(self.url, w.path)
                 found.append((leaf, w))
                 known = typed(leaf)
                 places.append((w, known.shape, known.dtype))
+                whole = whole and not w.index
             check_writes(places)
-            self._write(_last_writes(found))
+            self._write(found if whole else _last_writes(found))
 
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         """Check specs and create leaves, as `Store.create` does."""
