@@ -79,8 +79,10 @@ class Ending:
         self._pid = os.getpid()
         self._owner = None if owner is None else weakref.ref(owner, self._dropped)
         _state.endings[id(self)] = self
-        _at_exit()
-        _start()
+        if None not in _known:
+            _at_exit()
+        if _state.thread is None:
+            _start()
 
     def __call__(self) -> None:
         """Do it now, unless it was done or cancelled; errors are the caller's."""
@@ -233,7 +235,8 @@ def register(store: Closable, *, resident: bool = False) -> None:
         if id(store) in state.changed:
             return
         state.changed[id(store)] = store
-    _at_exit(type(store))
+    if type(store) not in _known:
+        _at_exit(type(store))
 
 
 def unregister(store: Closable) -> None:

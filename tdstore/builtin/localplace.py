@@ -10,13 +10,14 @@ from tdstore.errors import OptionError
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(://|::)")
 
 
-def local_place(location: str, backend: str, what: str) -> str:
+def local_place(location: str, backend: str, what: str, *, new: bool = False) -> str:
     """Return the absolute name of a local file or folder, without the scheme of its backend.
 
     Args:
         location: a path, perhaps with the scheme `backend://`.
         backend: the name of the backend.
         what: "folder" or "file".
+        new: it is made by a `storekit.publish.Site`, which finds the name of the folder above it without links.
 
     Raises:
         OptionError: a location with another scheme, or one without a name.
@@ -34,15 +35,14 @@ def local_place(location: str, backend: str, what: str) -> str:
             f"{location!r} is not the name of a {what}", url=location, hint=f"the {backend} backend needs a local one"
         )
     name = text if text.startswith("/") else os.path.abspath(text)
+    if os.pardir in text:
+        return os.path.realpath(text)
     # Another name is that of a link, or one that a writer gave meanwhile to what it replaced and will remove.
-    return name if os.pardir not in text and _is_real(name) else _real_path(text, name)
-
-
-def _real_path(text: str, name: str) -> str:
-    """Return what `os.path.realpath` does, by few calls of the system where only the folder of a new name is there."""
+    if not new and _is_real(name):
+        return name
     folder, _, last = name.rpartition("/")
-    plain = os.pardir not in text and last not in ("", ".") and not os.path.islink(name)
-    return name if plain and _is_real(folder) else os.path.realpath(text)
+    plain = last not in ("", ".") and not os.path.islink(name) and (new or _is_real(folder))
+    return name if plain else os.path.realpath(text)
 
 
 def _is_real(name: str) -> bool:

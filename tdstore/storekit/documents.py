@@ -13,9 +13,10 @@ import base64
 import itertools
 import json
 import math
+import os
 import re
-import secrets
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -25,6 +26,7 @@ from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import CorruptStoreError, InvalidArgumentError, UnsupportedError
 from tdstore.header import (
     FEW_BYTES,
+    FORMAT_VERSION,
     MAX_BYTES,
     MAX_DEPTH,
     Group,
@@ -49,6 +51,7 @@ MAX_NAME_BYTES = 255
 OBJECTS_START = b'{"layout":"objects",'
 """How the document of the object layout begins."""
 
+_PATH = attrgetter("path")
 _FIRST_LINE = re.compile(rb"(\d{1,6}) ([0-9a-f]{8})\n")
 
 
@@ -151,8 +154,10 @@ def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str, l
         InvalidArgumentError: beyond the limits that a reader accepts.
     """
     records = list(leaves)
-    manifest = Manifest(secrets.token_hex(16), header_to_builtins(header), records)
-    raw = _MANIFEST.encode(manifest, [*[record.path for record in records], *header.groups], url=url)
+    # As `header_to_builtins` returns it; the encoder takes groups as they are.
+    plain = {"format": FORMAT_VERSION, "groups": list(header.groups.items())}
+    manifest = Manifest(os.urandom(16).hex(), plain, records)
+    raw = _MANIFEST.encode(manifest, [*map(_PATH, records), *header.groups], url=url)
     return LOGGED + raw[len(LOGGED) :] + b"\n" if logged else raw
 
 
@@ -163,7 +168,7 @@ def encode_step(groups: list[tuple[Path, Group]], leaves: list[Growth]) -> bytes
         groups: the groups that changed.
         leaves: the leaves that changed.
     """
-    body = msgspec.json.encode(Step(secrets.token_hex(16), groups, leaves))
+    body = msgspec.json.encode(Step(os.urandom(16).hex(), groups, leaves))
     return b"%08x%b\n" % (crc32c(body), body)
 
 

@@ -169,7 +169,7 @@ class Tree:
         parent = self.folder(parts[:-1], create=create) if len(parts) > 1 else self.root
         return open_plain(parts[-1], parent, flags)
 
-    def close(self) -> None:
+    def close(self, *exc: object) -> None:
         """Close the open folders."""
         while self._fds:
             os.close(self._fds.popitem()[1])
@@ -181,8 +181,7 @@ class Tree:
     def __enter__(self) -> Tree:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    __exit__ = close
 
 
 def open_plain(name: str, parent: int, flags: int = os.O_RDONLY) -> int:
@@ -367,8 +366,10 @@ def unlink(name: str, parent: int) -> None:
 
 def unlink_if_there(name: str, parent: int) -> None:
     """Remove a file that may be missing, as `os.unlink` does; after a failure the next save removes it."""
-    with contextlib.suppress(OSError):
+    try:
         os.unlink(name, dir_fd=parent)
+    except OSError:
+        return
 
 
 def make_dir(name: str, parent: int, mode: int = 0o777) -> None:
@@ -379,6 +380,19 @@ def make_dir(name: str, parent: int, mode: int = 0o777) -> None:
 def open_dir(path: str) -> int:
     """Open a directory by path (the one step in which links of the user are followed)."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def name_of(fd: int, path: str) -> str:
+    """Return the real name of a folder.
+
+    Args:
+        fd: a descriptor of the folder.
+        path: the path that it was opened by.
+    """
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:  # another system than Linux, or one without /proc
+        return os.path.realpath(path)
 
 
 @contextlib.contextmanager
@@ -483,7 +497,8 @@ def remove_tree(name: str, parent: int, *, first: Sequence[str] = ()) -> None:
         name, parent: the name in a folder, and the folder's descriptor.
         first: names of files that are removed before the rest.
     """
-    with closing(os.open(name, SAFE_DIR, dir_fd=parent)) as fd:
+    fd = os.open(name, SAFE_DIR, dir_fd=parent)
+    try:
         for early in first:
             unlink_if_there(early, fd)
         with os.scandir(fd) as entries:
@@ -493,6 +508,8 @@ def remove_tree(name: str, parent: int, *, first: Sequence[str] = ()) -> None:
                 remove_tree(child, fd)
             else:
                 os.unlink(child, dir_fd=fd)
+    finally:
+        os.close(fd)
     os.rmdir(name, dir_fd=parent)
 
 
@@ -579,9 +596,14 @@ def lock(fd: int, *, exclusive: bool, timeout: float, url: str, what: str = "the
     Raises:
         StoreBusyError: another process still holds it.
     """
+    kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     deadline, pause = 0.0, 0.001
-    while not try_lock(fd, exclusive=exclusive):
-        deadline = deadline or time.monotonic() + timeout
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            deadline = deadline or time.monotonic() + timeout
         if time.monotonic() >= deadline:
             raise refusals.busy(f"{what} of {url}", "another process", timeout, how="locked by")
         time.sleep(pause)

@@ -33,7 +33,7 @@ class Site:
     that it is alive.
 
     Args:
-        path: the target, absolute.
+        path: the target, absolute; no link, but below folders that may be links.
         url: the location for messages.
         timeout: seconds to wait for other processes.
         foreign: selects the files at the target that do not belong to a store.
@@ -42,6 +42,7 @@ class Site:
         kind: what is stored, for messages.
 
     Attributes:
+        path: the target, without links.
         parent: a descriptor of the folder that holds the target.
         root: a descriptor of the temporary folder, with the lock.
         temp: the name of the temporary folder; "" once it is published.
@@ -82,6 +83,7 @@ class Site:
             except FileNotFoundError:
                 self._made += files.make_parents(folder)
                 self.parent = files.open_dir(folder)
+            self.path = os.path.join(files.name_of(self.parent, folder), self.name)
             info = os.fstat(self.parent)
             # Waiting for the lock of a folder that this process holds would never end.
             if own_sessions((info.st_dev, info.st_ino)):
@@ -243,7 +245,7 @@ class Site:
 
     def _published(self, sync: bool) -> None:
         self.temp = ""
-        self.keep_parents()
+        self._made.clear()  # as `keep_parents`
         if sync:
             files.fsync(self.parent)
 
@@ -324,7 +326,11 @@ def leftovers(folder: int, pattern: re.Pattern[str], info: os.stat_result | None
         if len(_saves_until_look) >= 1024:  # looking too early does no harm
             _saves_until_look.clear()
         _saves_until_look[key] = wait
-    return [name for name in names if name[0] == "." and pattern.fullmatch(name)]
+    found = []
+    for name in names:
+        if name[0] == "." and pattern.fullmatch(name):
+            found.append(name)
+    return found
 
 
 def take_mode(fd: int, name: str, parent: int) -> None:

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from tdstore import TensorDict
 from tdstore.builtin.localplace import local_place
 
 
@@ -63,3 +65,21 @@ def test_a_folder_that_is_replaced_meanwhile_keeps_its_name(folder: Path, monkey
     monkeypatch.setattr(os, "readlink", swapping)
     assert local_place("a/b", "memmap", "folder") == str(folder.resolve() / "a" / "b")
     assert os.path.exists("a/.b.tdstore-old")
+
+
+@pytest.mark.parametrize("name", ["link/new", "nowhere", "a/../link/new", "new/x", "link"])
+def test_a_new_dataset_is_made_where_its_links_lead(folder: Path, name: str) -> None:
+    place = os.path.realpath(name)
+    with TensorDict({"x": torch.ones(3)}, [3]).save(name, storage="memmap") as td:
+        assert td._binding[0].store.leaf_file(("x",)) == os.path.join(place, "x.memmap")
+    assert not os.path.islink(place) and TensorDict.load(name)["x"].sum() == 3
+
+
+def test_a_dataset_that_was_saved_holds_one_descriptor(folder: Path) -> None:
+    def held() -> int:
+        return sum(os.path.isdir(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+
+    before = held()
+    with TensorDict({"x": torch.ones(3)}, [3]).save("a/new", storage="memmap"):
+        assert held() == before + 1
+    assert held() == before

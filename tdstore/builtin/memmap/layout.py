@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
+from tdstore.dtypes import DTYPE_TO_NAME, NAME_TO_DTYPE
 from tdstore.header import NESTED_SHAPES, NESTED_SPANS, NESTED_VALUES
 from tdstore.keys import encode_file_name, encode_names, fold
 from tdstore.storekit.checksums import EMPTY, Summer, Sums
@@ -133,7 +133,7 @@ class LeafFile:
         sums, offset = self.sums, self.offset if self.packed else -1
         return LeafRecord(
             self.path,
-            dtype_name(self.dtype),
+            DTYPE_TO_NAME[self.dtype],
             tuple(self.shape),
             self.nbytes,
             self.file,
@@ -232,7 +232,9 @@ class Layout:
     def file(self, path: Path) -> FileParts:
         """Return the file of a leaf; the same each time."""
         if (found := self._files.get(path)) is None:
-            entry, part = (path[:-1], _PARTS[path[-1]]) if _is_part(path) else (path, "")
+            entry, part = path, ""
+            if len(path) > 1 and _is_part(path):
+                entry, part = path[:-1], _PARTS[path[-1]]
             if (folder := self._folders.get(entry[:-1])) is None:
                 folder = self.folder(entry[:-1])
             found = self._files[path] = (*folder, self._fresh(folder, entry[-1] + part, group=False) + SUFFIX)

@@ -16,7 +16,7 @@ from tdstore.builtin.memmap.steps import Recorded
 from tdstore.builtin.memmap.tensor import MemoryMappedTensor
 from tdstore.builtin.memmap.writing import LeafWriter
 from tdstore.builtin.resident import MappedStore
-from tdstore.errors import CorruptStoreError, StoreClosedError, StoreError, UnsupportedError
+from tdstore.errors import CorruptStoreError, StoreClosedError, UnsupportedError
 from tdstore.header import Header, without_collection
 from tdstore.index.ranges import byte_ranges, index_shape
 from tdstore.index.rows import runs
@@ -77,10 +77,8 @@ class MemmapLeaves(MappedStore[LeafFile]):
         self._hold = Hold(self.url, sync=self._sync)
         self._hold.private = mode == "r"
         self._files = self._hold.files
-        self._committed: dict[Path, tuple[LeafFile, tuple[str, ...]]] = {}
-        """The leaves of the last commit, and where their files are."""
         self._recorded: list[Recorded] = []
-        """The same in the order of the manifest, with shapes and checksums."""
+        """The leaves of the last commit, in the order of the manifest."""
         self._committed_meta: dict[tuple[str, ...], bytes] = {}
         self._grown: dict[int, LeafFile] = {}
         """By the id of a leaf that grew in place: the leaf that it became. Both are kept, here or by the commit."""
@@ -198,25 +196,35 @@ class MemmapLeaves(MappedStore[LeafFile]):
         return tensor
 
     def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        with without_collection(), files.io_errors(self.url, "making leaves"):
+        try:
+            if len(leaves) < _MANY:
+                self._create_files(leaves)
+            else:
+                with without_collection():
+                    self._create_files(leaves)
+        except OSError as error:
+            files.raise_io(error, self.url, "making leaves")
+
+    def _create_files(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        asked = self._options["pack"]
+        packed: Collection[Path] = ()
+        if asked or (asked is None and len(leaves) >= PACKED_FROM):
             packed = self._create_packed(leaves)
-            for path, spec in leaves.items():
-                if path in packed:
-                    continue
-                if path in self._files:
-                    self._drop(path)
-                leaf = LeafFile(path, spec.shape, spec.dtype, spec.fill_value, self._layout.file(path))
-                self._files[path] = leaf
-                asked = spec.options.get("preallocate", self._options["preallocate"])
-                allocate = leaf.nbytes <= _PREALLOCATED if asked is None else asked
-                self._writer.make(leaf, allocate=allocate, later=asked is None and leaf.nbytes <= _MADE_LATER)
+        for path, spec in leaves.items():
+            if path in packed:
+                continue
+            if path in self._files:
+                self._drop(path)
+            leaf = LeafFile(path, spec.shape, spec.dtype, spec.fill_value, self._layout.file(path))
+            self._files[path] = leaf
+            room = spec.options.get("preallocate", self._options["preallocate"])
+            allocate = leaf.nbytes <= _PREALLOCATED if room is None else room
+            self._writer.make(leaf, allocate=allocate, later=room is None and leaf.nbytes <= _MADE_LATER)
 
     def _create_packed(self, leaves: Mapping[Path, LeafSpec]) -> Collection[Path]:
         """Make the file of packed leaves, once, for the small ones that a new store is made with."""
         asked = self._options["pack"]
-        if asked is False or self._hold.site is None or self._hold.pack is not None:
-            return ()
-        if asked is None and len(leaves) < PACKED_FROM:
+        if self._hold.site is None or self._hold.pack is not None:
             return ()
         most = PACKED_BYTES if asked is None or asked is True else asked
         packed: dict[Path, LeafFile] = {}
@@ -239,21 +247,19 @@ class MemmapLeaves(MappedStore[LeafFile]):
                 self._write_leaves(wanted)
 
     def _write_leaves(self, wanted: Sequence[tuple[LeafFile, Write]]) -> None:
-        wanted = [(leaf, w) for leaf, w in wanted if leaf.nbytes and w.value.numel()]
-        if self._hold.building:
-            if self._hold.pack is not None:
-                with files.io_errors(self.url, "writing packed leaves"):
-                    wanted = self._writer.write_packed(wanted)
-        else:
+        if self._hold.session is not None:
             for leaf, w in wanted:  # all, before the first row of any is overwritten
-                self._writer.reserve(leaf, w.index)
+                if leaf.nbytes and w.value.numel():
+                    self._writer.reserve(leaf, w.index)
+        elif self._hold.pack is not None:
+            with files.io_errors(self.url, "writing packed leaves"):
+                wanted = self._writer.write_packed([(leaf, w) for leaf, w in wanted if w.value.numel()])
         write = self._writer.write
         try:  # once for all: most leaves are small
             for leaf, w in wanted:
-                write(leaf, w.index, w.value, self._mapped)
+                if leaf.nbytes and w.value.numel():
+                    write(leaf, w.index, w.value, self._mapped)
         except OSError as error:
-            if isinstance(error, StoreError):
-                raise
             files.raise_io(error, self.url, f"writing leaf {path_text(w.path)}")
 
     def _delete(self, paths: Sequence[Path]) -> None:

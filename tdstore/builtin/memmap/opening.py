@@ -151,7 +151,13 @@ def check_and_map(
                     continue
                 leaf.sparse = info.st_blocks * 512 < leaf.nbytes
                 leaf.changed = _settled_time(info) if shared and now.log is None else 0
-                _map(fd, leaf, shared=shared, url=url)
+                try:
+                    leaf.probe = map_fd(fd, leaf.shape, leaf.dtype, shared=shared, path="/".join((url, *leaf.file)))
+                except OSError as error:
+                    files.raise_io(error, url, f"mapping leaf {path_text(leaf.path)}", writing=False)
+                except RuntimeError as error:
+                    raise _map_error(error, leaf, url) from error
+                leaf.version = leaf.seen()
             finally:
                 os.close(fd)
     if dirty:
@@ -381,16 +387,6 @@ def is_store_noticed(root: int, device: int) -> bool:
 
 _noticed: dict[int, bool] = {}
 """By the device number of a file system."""
-
-
-def _map(fd: int, leaf: LeafFile, *, shared: bool, url: str) -> None:
-    try:
-        leaf.probe = map_fd(fd, leaf.shape, leaf.dtype, shared=shared, path="/".join((url, *leaf.file)))
-    except OSError as error:
-        files.raise_io(error, url, f"mapping leaf {path_text(leaf.path)}", writing=False)
-    except RuntimeError as error:
-        raise _map_error(error, leaf, url) from error
-    leaf.version = leaf.seen()
 
 
 def _map_error(error: RuntimeError, leaf: LeafFile, url: str) -> StoreError:

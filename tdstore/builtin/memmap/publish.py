@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from operator import attrgetter
 
 from tdstore.builtin.memmap.opening import MAX_MANIFEST
 from tdstore.builtin.memmap.tensordict_layout import META, tensordict_members
@@ -44,6 +45,8 @@ class _ForeignFiles:
         found: list[FileParts] = []
         with os.scandir(root) as entries:  # listed after that: what a commit adds has been noted by then
             rest = [e for e in entries if (e.name,) not in known]
+        if not rest:
+            return []
         for entry in rest:
             if not entry.is_dir(follow_symlinks=False):
                 found.append((entry.name,))
@@ -55,7 +58,7 @@ class _ForeignFiles:
         return ["/".join(p) for p in found if p not in known and not _ours_anywhere(p) and p not in folders]
 
     def _known(self, root: int) -> frozenset[FileParts]:
-        """Return the files of leaves, as of the last commit, and of one that is under way."""
+        """Return the files of leaves, as of the last commit, and of one that is under way; and those beside them."""
         try:
             raw = files.read_small(documents.NAME, root, MAX_MANIFEST)
             if raw != self._raw:
@@ -73,14 +76,16 @@ def _named_files(raw: bytes, url: str) -> frozenset[FileParts]:
         leaves = documents.decode_manifest(raw, url=url)[0].leaves
     else:
         leaves = _MANIFEST.decode_body(body, url=url).leaves
-    return frozenset([leaf.file for leaf in leaves])
+    return frozenset([*_BESIDE, *map(_FILE, leaves)])
+
+
+_FILE = attrgetter("file")
+_BESIDE = ((documents.NAME,), (session.NAME,), (META,))
+"""The files of the root folder that hold no leaf."""
 
 
 def _ours_anywhere(parts: FileParts) -> bool:
-    name = parts[-1]
-    if len(parts) == 1 and (name in (documents.NAME, session.NAME) or files.is_temp(name)):
-        return True
-    return name == META or files.is_temp(name)
+    return parts[-1] == META or parts in _BESIDE or files.is_temp(parts[-1])
 
 
 def _is_tensordict_meta(root: int) -> bool:

@@ -191,11 +191,13 @@ class Hold:
     # -- the end -------------------------------------------------------------------------
     def end(self) -> None:
         """End the store by the commit policy (`storekit.session`), whose steps the next methods are."""
-        with files.io_errors(self.url, "closing"):
+        try:
             if self.private:
                 self.release()  # a reader has nothing to keep or to remove
             else:
                 end_writer(self)
+        except OSError as error:
+            files.raise_io(error, self.url, "closing")
 
     def state(self) -> WriterState:
         own = self.session
@@ -220,12 +222,15 @@ class Hold:
         """Seal leaves that were written in place, by the last session of the folder."""
         own = self.session
         assert own is not None
-        if any(leaf.grown for leaf in self.files.values()):
-            # Longer than in the manifest, and perhaps still mapped: truncation could end a reader of ours with SIGBUS.
-            # Left as after a crash, the next writer compares and cuts.
-            own.drop()
-            return
-        touched = {leaf.path for leaf in self.files.values() if leaf.temp is None and leaf.suspect()}
+        touched: set[Path] = set()
+        for leaf in self.files.values():
+            if leaf.grown:
+                # Longer than in the manifest, and perhaps still mapped: truncation could end a reader of ours with
+                # SIGBUS. Left as after a crash, the next writer compares and cuts.
+                own.drop()
+                return
+            if leaf.temp is None and leaf.suspect():
+                touched.add(leaf.path)
         own.leave(None if own.escaped else touched, self._seal)
 
     def unmark(self) -> None:
@@ -292,13 +297,15 @@ class Hold:
         except FileNotFoundError:
             return  # a directory of tensordict: it has no checksums
         found, header = documents.decode_manifest(raw, url=self.url, checked=raw == self.raw)
+        records, changed = [], raw.startswith(documents.LOGGED)
         with files.Tree(self.root) as tree:
-            records = [self._resealed(tree, r) if r.file and log.stale(r.path) else r for r in found.leaves]
+            for record in found.leaves:
+                new = self._resealed(tree, record) if record.file and log.stale(record.path) else record
+                changed = changed or new is not record
+                records.append(new)
         if raw.startswith(documents.LOGGED):
             self._write_meta(header, records)
-        elif all(new is old for new, old in zip(records, found.leaves, strict=True)):
-            records = []
-        if records:
+        if changed:
             data = documents.encode_manifest(header, records, url=self.url)
             files.replace_file(documents.NAME, self.root, data, sync=self.sync)
         if self.sync:

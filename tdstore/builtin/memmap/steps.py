@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Collection
-from typing import NamedTuple
 
 import msgspec
 import torch
@@ -22,7 +21,7 @@ LOG_BYTES = 64 << 10
 """A log of more bytes, and longer than what it follows, is folded: the next commit writes the manifest anew."""
 
 
-class Recorded(NamedTuple):
+class Recorded(msgspec.Struct, frozen=True):
     """A leaf as the manifest has it."""
 
     path: Path
@@ -31,11 +30,6 @@ class Recorded(NamedTuple):
     file: FileParts
     sums: Sums | None
     leaf: LeafFile
-
-
-def recorded(leaves: Collection[LeafFile]) -> list[Recorded]:
-    """Return what the manifest says of each leaf, in its order."""
-    return [Recorded(leaf.path, leaf.shape, leaf.dtype, leaf.file, leaf.sums, leaf) for leaf in leaves]
 
 
 def plan_step(

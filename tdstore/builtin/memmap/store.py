@@ -31,9 +31,8 @@ from tdstore.builtin.memmap.opening import (
     session_state,
 )
 from tdstore.builtin.memmap.publish import build_site
-from tdstore.builtin.memmap.steps import append_step, has_room, plan_step, recorded
+from tdstore.builtin.memmap.steps import Recorded, append_step, has_room, plan_step
 from tdstore.builtin.memmap.tensordict_layout import meta_files, write_meta_files
-from tdstore.builtin.memmap.writing import compute_checksums
 from tdstore.builtin.readcheck import ReadCheck
 from tdstore.errors import (
     OptionError,
@@ -46,6 +45,7 @@ from tdstore.store import Cap
 from tdstore.storekit import check_choices, documents, files, refusals, session
 from tdstore.storekit.budget import check_declared
 from tdstore.storekit.documents import PACKED_MOST
+from tdstore.storekit.publish import Site
 from tdstore.storekit.session import LOCK_TIMEOUT
 from tdstore.types import MODES, Durable, Fault, Mode, Path, Recover, Verify, path_text
 
@@ -113,8 +113,16 @@ def open_memmap(
         "pack": pack,
         "lock_timeout": lock_timeout,
     }
-    store = MemmapStore(None if location is None else local_place(location, "memmap", "folder"), mode, options)
-    store._start()
+    site: Site | None = None
+    if location is not None:
+        location = local_place(location, "memmap", "folder", new=mode in ("w", "x"))
+        if mode == "a":
+            mode = "r+" if os.path.isdir(location) and os.listdir(location) else "x"
+        if mode in ("w", "x"):
+            site = build_site(location, timeout=lock_timeout)
+            location = site.path
+    store = MemmapStore(location, mode, options)
+    store._start(site)
     return store
 
 
@@ -122,30 +130,24 @@ class MemmapStore(MemmapLeaves):
     """Leaves as memory-mapped files of one directory."""
 
     # -- opening -------------------------------------------------------------------------
-    def _start(self) -> None:
+    def _start(self, site: Site | None) -> None:
         try:
-            with files.io_errors(self.url, "opening", writing=self.writable):
-                self._open_by_mode()
-        except BaseException:
+            if site is not None:
+                self._hold.site, self._hold.root = site, site.root
+                if (old := site.check(replace=self._mode == "w")) >= 0:
+                    os.close(old)
+            elif self.location is not None:
+                self._open_existing()
+            elif self._mode in ("r", "r+"):
+                raise StoreNotFoundError("an anonymous memmap store cannot be opened again", hint="give a location")
+            else:
+                self._hold.make_anonymous()
+        except BaseException as error:
             self._closed = True
             self._end()
+            if isinstance(error, OSError):
+                files.raise_io(error, self.url, "opening", writing=self.writable)
             raise
-
-    def _open_by_mode(self) -> None:
-        if self.location is None:
-            if self._mode in ("r", "r+"):
-                raise StoreNotFoundError("an anonymous memmap store cannot be opened again", hint="give a location")
-            self._hold.make_anonymous()
-            return
-        if self._mode == "a":
-            self._mode = "r+" if os.path.isdir(self.location) and os.listdir(self.location) else "x"
-        if self._mode in ("w", "x"):
-            site = build_site(self.location, timeout=self._options["lock_timeout"])
-            self._hold.site, self._hold.root = site, site.root
-            if (old := site.check(replace=self._mode == "w")) >= 0:
-                os.close(old)
-            return
-        self._open_existing()
 
     def _open_existing(self) -> None:
         """Open, and again from the start whenever a writer replaced the store meanwhile."""
@@ -217,7 +219,7 @@ class MemmapStore(MemmapLeaves):
         if shared and self._hold.pack is not None:
             self._writer.fill_pack()
         if shared:
-            self._mark_committed()
+            self._committed_as(contents.raw)
         if self._raw and self._options["verify"] != "none" and not now.crashed:
             whole, sure = contents.whole, []
             if self._options["verify"] == "size" and contents.nbytes > whole:  # else each leaf was compared whole
@@ -245,7 +247,7 @@ class MemmapStore(MemmapLeaves):
             return
         for leaf in stale:
             leaf.sums = None
-        self._take_sums()
+        self._writer.complete()
         self._writer.sync()  # a writer that was killed may have left rows in the cache of the system alone
         if self._raw.startswith(documents.LOGGED):
             self._write_meta(self._header)
@@ -253,25 +255,27 @@ class MemmapStore(MemmapLeaves):
 
     # -- commit --------------------------------------------------------------------------
     def _save(self, header: Header) -> None:
-        with files.io_errors(self.url, "committing"):
+        try:
             if self.location is None:
                 self._header = header
             elif self._hold.site is not None:
                 self._publish(header)
             else:
                 self._commit(header)
+        except OSError as error:
+            files.raise_io(error, self.url, "committing")
 
     def _publish(self, header: Header) -> None:
         """Commit a new store for the first time: seal it where it was built, then swap it in."""
         site, hold = self._hold.site, self._hold
         assert site is not None
-        self._writer.make_all()
-        self._take_sums()
+        self._writer.complete()
         self._writer.place()
         self._write_meta(header)
         self._header, before = header, self._header
         try:
-            self._writer.sync()
+            if self._sync:
+                self._writer.sync()
             self._write_manifest(published=False)
             site.publish(replace=self._mode == "w", sync=self._sync, alone=hold.alone, ready=hold.begin_built)
         except BaseException:
@@ -295,7 +299,7 @@ class MemmapStore(MemmapLeaves):
                 if not changed:
                     return
                 raise refusals.overtaken(self.url, OVERTAKEN)
-            self._take_sums()
+            self._writer.complete()
             step = plan_step(self._header, header, self._recorded, self._files.values()) if raw else None
             if step == ([], []):  # no checksum and no length differs
                 self._writer.sync()
@@ -309,7 +313,7 @@ class MemmapStore(MemmapLeaves):
                     self._header = header
                     self._committed_as(raw + line)
                     return
-            before = {file for _, file in self._committed.values() if file} if raw else set()
+            before = {known.file for known in self._recorded if known.file} if raw else set()
             after = {leaf.file for leaf in self._files.values() if leaf.file}
             drop = sorted(before - after)
             add = sorted(leaf.file for leaf in self._files.values() if leaf.temp is not None)
@@ -333,11 +337,6 @@ class MemmapStore(MemmapLeaves):
         then = {known.path: (known.shape, known.dtype) for known in self._recorded}
         return now != then or any(leaf.temp is not None for leaf in self._files.values())
 
-    def _take_sums(self) -> None:
-        for leaf in self._files.values():
-            if leaf.sums is None or leaf.written_to():
-                compute_checksums(leaf, self._writer)
-
     def _write_meta(self, header: Header) -> None:
         """Write the files of tensordict; each is recorded at once, as a disk may be full in between."""
         # tensordict could not read a folder with packed leaves: without these files it says so at once.
@@ -346,7 +345,7 @@ class MemmapStore(MemmapLeaves):
         write_meta_files(self._hold.root, wanted, self._meta, fresh=self._hold.site is not None)
 
     def _write_manifest(self, *, published: bool = True, logged: bool = False) -> None:
-        records = [leaf.record() for leaf in self._files.values()]
+        records = list(map(LeafFile.record, self._files.values()))
         raw = documents.encode_manifest(self._header, records, url=self.url, logged=logged)
         root = self._hold.root
         write = files.replace_file if published or self._raw else files.create_file
@@ -362,9 +361,13 @@ class MemmapStore(MemmapLeaves):
 
     def _committed_as(self, raw: bytes) -> None:
         self._raw = self._hold.raw = raw
+        known = []
         for leaf in self._files.values():
             leaf.grown = leaf.grown and leaf.floor == leaf.nbytes  # longer still, after a growth that was taken back
-        self._mark_committed()
+            known.append(Recorded(leaf.path, leaf.shape, leaf.dtype, leaf.file, leaf.sums, leaf))
+        self._recorded = known
+        self._committed_meta = dict(self._meta)
+        self._grown.clear()
 
     def _discard(self) -> None:
         """Discard changes of structure since the last commit; rows written into its leaves stay written."""
@@ -372,18 +375,19 @@ class MemmapStore(MemmapLeaves):
             raise self.unsupported(Cap.DISCARD)
         with files.io_errors(self.url, "taking back changes"):
             now = {id(leaf): leaf for leaf in self._files.values()}
-            for path, (old, file) in self._committed.items():
+            for known in self._recorded:
+                old, path = known.leaf, known.path
                 grown: list[LeafFile] = []
                 while (longer := self._grown.get(id(grown[-1] if grown else old))) is not None:
                     grown.append(longer)
-                self._writer.restore(old, grown, file)
+                self._writer.restore(old, grown, known.file)
                 old.path = path
                 for leaf in (old, *grown):
                     now.pop(id(leaf), None)
             for leaf in now.values():
                 self._writer.discard(leaf)
             self._files.clear()
-            self._files.update({path: leaf for path, (leaf, _) in self._committed.items()})
+            self._files.update({known.path: known.leaf for known in self._recorded})
             self._grown.clear()
             self._leaves = {path: self._leaves_of(leaf) for path, leaf in self._files.items() if leaf.probe is not None}
             if self._meta != self._committed_meta and self._raw:
@@ -395,12 +399,6 @@ class MemmapStore(MemmapLeaves):
         if known is not None and leaf.probe is not None and known.data_ptr() == leaf.probe.data_ptr():
             return known
         return self._wrap(leaf)
-
-    def _mark_committed(self) -> None:
-        self._committed = {path: (leaf, leaf.file) for path, leaf in self._files.items()}
-        self._recorded = recorded(self._files.values())
-        self._committed_meta = dict(self._meta)
-        self._grown.clear()
 
     # -- the rest ------------------------------------------------------------------------
     def flush(self) -> None:

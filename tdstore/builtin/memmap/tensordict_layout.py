@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from tdstore.builtin.memmap.layout import SUFFIX, Layout, LeafFile
-from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
+from tdstore.dtypes import DTYPE_TO_NAME, NAME_TO_DTYPE
 from tdstore.errors import CorruptStoreError, StoreError, UntrustedDataError
 from tdstore.header import MAX_DEPTH, MAX_GROUPS, NESTED_SHAPES, NESTED_VALUES, VALUE_KEY, VALUE_KIND, Group, Header
 from tdstore.storekit import files
@@ -329,7 +329,7 @@ def meta_files(header: Header, leaves: Iterable[LeafFile], layout: Layout) -> di
         if path:
             subgroups.setdefault(path[:-1], []).append(path[-1])
     out: dict[FileParts, bytes] = {}
-    for path, group in (header or Header({(): Group()})).groups.items():
+    for path, group in (header.groups or {(): Group()}).items():
         _write_group(path, group, below, subgroups.get(path, []), header.groups, layout, out)
     return out
 
@@ -348,7 +348,7 @@ def write_meta_files(
     with files.Tree(root) as tree:
         for parts, data in wanted.items():
             if known.get(parts) != data:
-                folder = tree.folder(parts[:-1], create=True)
+                folder = root if len(parts) == 1 else tree.folder(parts[:-1], create=True)
                 if fresh and parts not in known:
                     files.create_file(META, folder, data)
                 else:
@@ -418,7 +418,7 @@ def _write_group(
 
 def _tensordict_leaf(shape: Iterable[int], dtype: torch.dtype, *, nested: bool) -> dict[str, Any]:
     """Return tensordict's record of a leaf; of a nested one, the shape of its shapes."""
-    return {"device": "cpu", "shape": list(shape), "dtype": f"torch.{dtype_name(dtype)}", "is_nested": nested}
+    return {"device": "cpu", "shape": list(shape), "dtype": f"torch.{DTYPE_TO_NAME[dtype]}", "is_nested": nested}
 
 
 def _tensordict_value(record: Any) -> dict[str, Any] | None:

@@ -112,7 +112,7 @@ class LeafWriter:
             return
         leaf.unsynced = True
         leaf.room = allocate
-        if aside or not self._hold.building:
+        if aside or self._hold.session is not None:
             leaf.temp = files.temp_name()
             self._keep(leaf, files.create_empty(leaf.temp, self._hold.root))
             self._extend(leaf)
@@ -149,11 +149,13 @@ class LeafWriter:
                     files.allocate(self._pack.fd, leaf.offset, leaf.nbytes)
                     leaf.sparse = False
 
-    def make_all(self) -> None:
-        """Make the files of leaves that nothing was written to."""
+    def complete(self) -> None:
+        """Make the files of leaves that nothing was written to, and compute checksums that are not known."""
         for leaf in self._hold.files.values():
             if leaf.unmade:
                 self._make_now(leaf)
+            if leaf.sums is None or leaf.written_to():
+                compute_checksums(leaf, self)
 
     def _make_now(self, leaf: LeafFile) -> None:
         self._keep(leaf, self._create(leaf))
@@ -315,7 +317,11 @@ class LeafWriter:
         """Move the files that were set aside to their names; returns the input of `place_back`."""
         done: list[Placed] = []
         root = self._hold.root
-        if not (aside := [leaf for leaf in self._hold.files.values() if leaf.temp is not None]):
+        aside = []
+        for leaf in self._hold.files.values():
+            if leaf.temp is not None:
+                aside.append(leaf)
+        if not aside:
             return done
         with files.Tree(root) as tree:
             for leaf in aside:

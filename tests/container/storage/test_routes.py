@@ -25,14 +25,14 @@ FOLDERS = tuple(str(Path(module.__file__).parent) for module in (tdstore, tdstor
 ROWS = torch.tensor([3, 7, 11, 50])
 
 MOST = {
-    ("memmap", "save"): 602,
-    ("memmap", "open"): 190,
-    ("h5", "write"): 133,
-    ("h5", "save"): 645,
-    ("h5", "open"): 199,
-    ("zarr", "write"): 126,
-    ("zarr", "save"): 1071,  # 1,057 by itself, a few more in whole runs, after other tests
-    ("zarr", "open"): 355,
+    ("memmap", "save"): 453,
+    ("memmap", "open"): 171,
+    ("h5", "write"): 131,
+    ("h5", "save"): 576,
+    ("h5", "open"): 197,
+    ("zarr", "write"): 124,
+    ("zarr", "save"): 993,  # 979 by itself, a few more in whole runs, after other tests
+    ("zarr", "open"): 353,
 }
 """Calls of a route, the second time that it is taken. Where a change makes fewer, lower the number."""
 
@@ -99,4 +99,26 @@ def test_a_save_over_files_makes_few_calls_for_each_leaf(tmp_path: Path) -> None
         data.memmap(str(tmp_path / str(leaves)))
         return calls(lambda: data.memmap(str(tmp_path / str(leaves))))
 
-    assert saving(40) - saving(10) <= 30 * 29  # a call more for each leaf is seen
+    assert saving(40) - saving(10) <= 30 * 26  # a call more for each leaf is seen
+
+
+def test_one_small_leaf_takes_few_calls(tmp_path: Path) -> None:
+    data = TensorDict({"a": torch.ones(256)}, [])
+    held: list[Any] = []
+
+    def save(name: str) -> None:
+        held.append(data.memmap(str(tmp_path / name)))
+
+    for name in ("first", "first", "second"):  # the second time over the first
+        save(name)
+        held.pop().close()
+    found = {
+        "save": calls(lambda: save("new")),
+        "close": calls(lambda: held.pop().close()),
+        "save over": calls(lambda: save("new")),
+        "open": calls(lambda: held.append(tdstore.open(tmp_path / "second"))),
+    }
+    for td in held:
+        td.close()
+    most = {"save": 165, "close": 73, "save over": 199, "open": 87}
+    assert {name for name, count in found.items() if count > most[name]} == set(), found
