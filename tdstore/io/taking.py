@@ -22,6 +22,7 @@ from tdstore.hookspecs import Backend
 from tdstore.registry import registry, split_scheme, without_password
 from tdstore.store import Cap, Store
 from tdstore.storekit import files, refusals
+from tdstore.storekit.publish import remove_tree
 from tdstore.types import LeafSpec
 
 _PROBE = ("tdstore.lock",)
@@ -94,7 +95,7 @@ class Local:
             hidden = f".{name.encode()[:200].decode(errors='ignore')}.tdstore-{secrets.token_hex(8)}"
             with self._locked(options, damaged=True):
                 files.rename(name, parent, hidden, parent)
-            files.remove_tree(hidden, parent, first=self.backend.markers)
+            remove_tree(hidden, parent, first=self.backend.markers)
 
     def rename(self, target: Local) -> bool:
         """Rename the file or folder; return False if the target is on another file system.

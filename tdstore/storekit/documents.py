@@ -16,7 +16,6 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -26,13 +25,13 @@ from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import CorruptStoreError, InvalidArgumentError, UnsupportedError
 from tdstore.header import (
     FEW_BYTES,
-    FORMAT_VERSION,
     MAX_BYTES,
     MAX_DEPTH,
     Group,
     Header,
     header_from_builtins,
     header_to_builtins,
+    header_to_encode,
     without_collection,
 )
 from tdstore.storekit.checksums import BLOCK, FINE, Sums, crc32c
@@ -50,8 +49,6 @@ MAX_DIMS = 64
 MAX_NAME_BYTES = 255
 OBJECTS_START = b'{"layout":"objects",'
 """How the document of the object layout begins."""
-
-_PATH = attrgetter("path")
 _FIRST_LINE = re.compile(rb"(\d{1,6}) ([0-9a-f]{8})\n")
 
 
@@ -154,10 +151,8 @@ def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str, l
         InvalidArgumentError: beyond the limits that a reader accepts.
     """
     records = list(leaves)
-    # As `header_to_builtins` returns it; the encoder takes groups as they are.
-    plain = {"format": FORMAT_VERSION, "groups": list(header.groups.items())}
-    manifest = Manifest(os.urandom(16).hex(), plain, records)
-    raw = _MANIFEST.encode(manifest, [*map(_PATH, records), *header.groups], url=url)
+    manifest = Manifest(os.urandom(16).hex(), header_to_encode(header), records)
+    raw = _MANIFEST.encode(manifest, [*[record.path for record in records], *header.groups], url=url)
     return LOGGED + raw[len(LOGGED) :] + b"\n" if logged else raw
 
 

@@ -382,19 +382,6 @@ def open_dir(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def name_of(fd: int, path: str) -> str:
-    """Return the real name of a folder.
-
-    Args:
-        fd: a descriptor of the folder.
-        path: the path that it was opened by.
-    """
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:  # another system than Linux, or one without /proc
-        return os.path.realpath(path)
-
-
 @contextlib.contextmanager
 def closing(fd: int) -> Iterator[int]:
     """Close a descriptor at the end of a `with` block."""
@@ -488,29 +475,6 @@ def _entries(fd: int) -> Iterator[tuple[str, bool]]:
     """Return the names in a folder, and whether each is a folder."""
     with os.scandir(fd) as entries:
         return iter([(e.name, e.is_dir(follow_symlinks=False)) for e in entries])
-
-
-def remove_tree(name: str, parent: int, *, first: Sequence[str] = ()) -> None:
-    """Remove a folder and its contents, the files named in `first` before the rest; links are not followed.
-
-    Args:
-        name, parent: the name in a folder, and the folder's descriptor.
-        first: names of files that are removed before the rest.
-    """
-    fd = os.open(name, SAFE_DIR, dir_fd=parent)
-    try:
-        for early in first:
-            unlink_if_there(early, fd)
-        with os.scandir(fd) as entries:
-            found = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
-        for child, is_dir in found:
-            if is_dir:
-                remove_tree(child, fd)
-            else:
-                os.unlink(child, dir_fd=fd)
-    finally:
-        os.close(fd)
-    os.rmdir(name, dir_fd=parent)
 
 
 # -- publishing and locks --------------------------------------------------------------------

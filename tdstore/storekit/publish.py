@@ -83,7 +83,7 @@ class Site:
             except FileNotFoundError:
                 self._made += files.make_parents(folder)
                 self.parent = files.open_dir(folder)
-            self.path = os.path.join(files.name_of(self.parent, folder), self.name)
+            self.path = os.path.join(_name_of(self.parent, folder), self.name)
             info = os.fstat(self.parent)
             # Waiting for the lock of a folder that this process holds would never end.
             if own_sessions((info.st_dev, info.st_ino)):
@@ -305,6 +305,19 @@ class Site:
             files.rename(aside, self.parent, target, self.parent)
 
 
+def _name_of(fd: int, path: str) -> str:
+    """Return the real name of a folder.
+
+    Args:
+        fd: a descriptor of the folder.
+        path: the path that it was opened by.
+    """
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:  # another system than Linux, or one without /proc
+        return os.path.realpath(path)
+
+
 def leftovers(folder: int, pattern: re.Pattern[str], info: os.stat_result | None = None) -> list[str] | None:
     """Return names in a folder as killed processes leave them; None where it is not yet time to look again.
 
@@ -381,6 +394,29 @@ def remove_later(name: str, parent: int, first: Sequence[str]) -> None:
         first: names of files that are removed before the rest.
     """
     try:
-        files.remove_tree(name, parent, first=first)
+        remove_tree(name, parent, first=first)
     except OSError:
         return
+
+
+def remove_tree(name: str, parent: int, *, first: Sequence[str] = ()) -> None:
+    """Remove a folder and its contents, the files named in `first` before the rest; links are not followed.
+
+    Args:
+        name, parent: the name in a folder, and the folder's descriptor.
+        first: names of files that are removed before the rest.
+    """
+    fd = os.open(name, files.SAFE_DIR, dir_fd=parent)
+    try:
+        for early in first:
+            files.unlink_if_there(early, fd)
+        with os.scandir(fd) as entries:
+            found = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
+        for child, is_dir in found:
+            if is_dir:
+                remove_tree(child, fd)
+            else:
+                os.unlink(child, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=parent)

@@ -22,7 +22,7 @@ from tdstore.header import Header
 from tdstore.storekit import WriterState, documents, end_writer, files, refusals, session
 from tdstore.storekit.checksums import sums_of_file, sums_of_part
 from tdstore.storekit.documents import LeafRecord, leaf_record
-from tdstore.storekit.publish import Site, leftovers, sweep_dead
+from tdstore.storekit.publish import Site, leftovers, remove_tree, sweep_dead
 from tdstore.storekit.session import FileParts, Log, Session
 from tdstore.types import Path, path_text
 
@@ -246,7 +246,7 @@ class Hold:
             self.site = None
         elif self._scratch is not None:
             parent, name = self._scratch
-            files.remove_tree(name, parent)
+            remove_tree(name, parent)
 
     def release(self) -> None:
         """Close descriptors, which releases locks; in a forked child those of the child."""

@@ -31,7 +31,7 @@ from tdstore.header import Header
 from tdstore.storekit import documents, files, refusals, session
 from tdstore.storekit.checksums import Summer, Sums, sums_of_part
 from tdstore.storekit.documents import PACK
-from tdstore.storekit.publish import take_mode
+from tdstore.storekit.publish import remove_tree, take_mode
 from tdstore.storekit.session import FileParts
 
 Place = str | os.PathLike[str]
@@ -159,12 +159,12 @@ def unpack_memmap(archive_path: Place, prefix: Place) -> Path:
                     take_mode(root, os.path.basename(target), folder)
                 if there:
                     files.exchange(temp, os.path.basename(target), folder)
-                    files.remove_tree(temp, folder, first=(documents.NAME,))
+                    remove_tree(temp, folder, first=(documents.NAME,))
                 else:
                     files.rename(temp, folder, os.path.basename(target), folder)
             except BaseException:
                 if os.path.isdir(os.path.join(os.path.dirname(target), temp)):
-                    files.remove_tree(temp, folder)
+                    remove_tree(temp, folder)
                 raise
     return Path(prefix)
 

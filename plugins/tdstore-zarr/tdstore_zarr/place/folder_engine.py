@@ -15,6 +15,7 @@ from tdstore.errors import CorruptStoreError, TDStoreError, UntrustedDataError
 from tdstore.index.ranges import Range
 from tdstore.storekit import files
 from tdstore.storekit.local_engine import file_tag, key_parts, read_range
+from tdstore.storekit.publish import remove_tree
 from tdstore_zarr.place.redo_log import PREFIX
 
 KEEP_OPEN = 128
@@ -236,7 +237,7 @@ class FolderEngine(Engine):
                 parent = self._tree.folder(parts[:-1])
                 self._tree.close()
                 parent = self._tree.folder(parts[:-1])
-                files.remove_tree(parts[-1], parent)
+                remove_tree(parts[-1], parent)
             for key in [k for k in self._unsynced if k.startswith(folder + "/")]:
                 del self._unsynced[key]
 
