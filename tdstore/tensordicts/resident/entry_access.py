@@ -6,9 +6,10 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from tdstore.container.core.locks import READONLY
-from tdstore.index.rows import FEW, NUMPY_DTYPES, ONE_THREAD, check_rows, put_rows
+from tdstore.index.rows import FEW, ONE_THREAD, check_rows, put_rows
 from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident.indexing import IndexedTree
@@ -73,40 +74,15 @@ class EntryTree(IndexedTree):
 
     def set_at_(self, key: NestedKey, value: Any, index: IndexType, *, non_blocking: bool = False) -> Self:
         kind = type(index)
-        rows: Any = index
         mine = self._plain_leaf(key) if type(value) is Tensor and kind in _SIMPLE and not HOLES else None
-        if mine is not None and kind is Tensor:
-            if _put_few(mine, index, value):
-                return self
-            shape = mine.shape
-            if (
-                rows.dtype is torch.int64
-                and rows.ndim == 1
-                and shape
-                and value.dtype is mine.dtype
-                and value.shape == rows.shape + shape[1:]
-                and value.layout is torch.strided
-                and rows.is_cpu
-                and mine.is_cpu
-                and value.is_cpu
-                and not traced()
-            ):
-                put_rows(mine, check_rows(rows, shape[0]), value)
-                return self
-        elif mine is not None and not value.is_nested:
-            try:
-                part = mine[rows]
-            except (IndexError, ValueError):
-                return super().set_at_(key, value, index)  # which raises
-            if part.shape == value.shape:
-                part.copy_(value)
-                return self
-        return super().set_at_(key, value, index)
+        if mine is None or not (_put_at if kind is Tensor else _put_part)(mine, index, value):
+            super().set_at_(key, value, index)
+        return self
 
     def _plain_leaf(self, key: NestedKey) -> Tensor | None:
         """Return the tensor at a key, if it and all on the way to it are plain and can be written."""
-        node, mine = self._found(key)
-        if mine is None or node._state & READONLY or mine.requires_grad or mine.is_nested:
+        node, mine = (self, self._data.get(key)) if type(key) is str else self._found(key)
+        if type(mine) is not Tensor or node._state & READONLY or mine.requires_grad or mine.is_nested:
             return None
         try:
             return mine if mine.is_contiguous() else None
@@ -149,31 +125,58 @@ class EntryTree(IndexedTree):
             return None
 
 
-def _put_few(leaf: Tensor, rows: Any, value: Tensor) -> bool:
-    """Write `leaf[rows] = value` for few rows. False, and nothing done, if anything needs a closer look.
+def _put_at(leaf: Tensor, rows: Any, value: Tensor) -> bool:
+    """Write `leaf[rows] = value`. False, and nothing done, if anything needs a closer look.
 
     Args:
-        leaf, value: of class Tensor; the leaf is contiguous.
-        rows: of class Tensor, unchecked.
+        leaf: contiguous, and of class Tensor as the others.
+        rows: unchecked.
+        value: what is written.
     """
-    shape, dtype = leaf.shape, leaf.dtype
+    if rows.dtype is not torch.int64 or rows.ndim != 1 or not (rows.is_cpu and leaf.is_cpu) or is_compiling():
+        return False
+    if rows.numel() <= FEW and _put_few(leaf, rows, value):
+        return True
+    shape = leaf.shape
     if (
-        rows.dtype is not torch.int64
-        or rows.ndim != 1
-        or value.dtype is not dtype
-        or dtype not in NUMPY_DTYPES
+        not shape
+        or value.dtype is not leaf.dtype
+        or value.shape != rows.shape + shape[1:]
         or value.layout is not torch.strided
-        or not (rows.is_cpu and leaf.is_cpu and value.is_cpu)
+        or not value.is_cpu
         or traced()
-        or value._is_view()
-        or leaf._is_view()
-        or value.numel() > ONE_THREAD
     ):
         return False
-    numbers = rows.tolist() if shape else []
-    if not numbers or len(numbers) > FEW or min(numbers) < 0 or max(numbers) >= shape[0]:
+    put_rows(leaf, check_rows(rows, shape[0]), value)
+    return True
+
+
+def _put_few(leaf: Tensor, rows: Tensor, value: Tensor) -> bool:
+    """Write at few rows by one call.
+
+    It looks at dtypes, shapes and whether memory is shared before it writes, and at the rows as it writes.
+    """
+    try:
+        if not value.is_contiguous() or value.numel() > ONE_THREAD:
+            return False  # the first, or torch could not tell whether the value lies in memory that is written
+        numbers = rows.tolist()
+        if not numbers or min(numbers) < 0 or max(numbers) >= leaf.size(0):
+            return False
+        leaf.index_copy_(0, rows, value)  # in order
+    except (RuntimeError, IndexError):
         return False
-    if value.shape != (len(numbers), *shape[1:]):
+    return True
+
+
+def _put_part(leaf: Tensor, index: Any, value: Tensor) -> bool:
+    """Write `leaf[index] = value` at an int or a slice. False, and nothing done, if anything needs a closer look."""
+    if value.is_nested:
         return False
-    leaf.index_copy_(0, rows, value)  # in order
+    try:
+        part = leaf[index]
+    except (IndexError, ValueError):
+        return False  # told by the general way
+    if part.shape != value.shape:
+        return False
+    part.copy_(value)
     return True
