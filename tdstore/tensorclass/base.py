@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 
 _CONTAINERS: Any = TensorDictBase
+_OPTIONS = UPDATING - {"self", "input_dict_or_td", "kwargs"}
 
 
 class TensorClass(Surface, metaclass=Fields):
@@ -138,7 +139,7 @@ class TensorClass(Surface, metaclass=Fields):
 
     @classmethod
     def _setup(cls, flags: Flags) -> None:
-        cls._flags = flags
+        cls._flags, cls._converts = flags, flags.autocast
         cls._plan = declare(cls, flags, TensorClass)
         cls._field_names = frozenset(cls._plan.names)
         cls._cast = staticmethod(cast_of(flags))
@@ -420,6 +421,13 @@ class TensorClass(Surface, metaclass=Fields):
         Raises:
             ValueError: a key is no field. FrozenInstanceError.
         """
+        cls, td = type(self), self._tensordict
+        if type(input_dict_or_td) is cls and type(td) is TensorDict and not (cls._converts or cls._flags.frozen):
+            other = input_dict_or_td._tensordict
+            plain = not kwargs or (_OPTIONS.issuperset(kwargs) and cls._field_names.isdisjoint(kwargs))
+            if plain and type(other) is TensorDict:
+                td.update(other, *args, **kwargs)  # its entries are fields, and need no conversion
+                return self
         source = self._by_field(input_dict_or_td, kwargs, bool(kwargs.get("inplace", args[1:2] and args[1])))
         if self._flags.frozen and source:
             raise refuse_frozen(self, str(next(iter(source))))
@@ -456,7 +464,8 @@ class TensorClass(Surface, metaclass=Fields):
     def _by_field(self, updates: Any, kwargs: dict[str, Any], inplace: bool = False) -> dict[Any, Any]:
         """Return the values for fields; other keywords stay in `kwargs`."""
         source = entries_by_key(self, updates, kwargs, UPDATING, inplace)
-        if unknown := [k for k in source if entry_path(k)[0] not in self._field_names]:
+        fields = self._field_names
+        if unknown := [k for k in source if k not in fields and entry_path(k)[0] not in fields]:
             raise errors.InvalidArgumentError(
                 f"{type(self).__name__} has no field {unknown[0]!r}; its fields are {', '.join(self._plan.names)}"
             )
@@ -464,6 +473,8 @@ class TensorClass(Surface, metaclass=Fields):
 
     def _as_field(self, key: Any, value: Any) -> Any:
         """Convert a value that `update` sets on a field: mappings go into an existing nested container."""
+        if type(value) is Tensor and not self._converts:
+            return value
         mapping = isinstance(value, Mapping) and not isinstance(value, Container)
         if not isinstance(key, str) or (mapping and self._tensordict._kind(key) == GROUP):
             return value

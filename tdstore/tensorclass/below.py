@@ -60,7 +60,7 @@ def fields_only(fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         source = args[0] if args else kwargs.get("input_dict_or_td", kwargs.get("tensordict"))
-        if isinstance(source, Mapping) and not self._open:
+        if type(source) is not type(self) and isinstance(source, Mapping) and not self._open:
             for key in source.keys():  # noqa: SIM118  # iterating over a TensorDict gives its rows
                 if is_key(key) and entry_path(key)[0] not in self._field_names:
                     raise UnknownFieldError(f"{type(self).__name__} has no field {entry_path(key)[0]!r}")

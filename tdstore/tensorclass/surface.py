@@ -69,11 +69,12 @@ def again(cls: type[Typed], made: object) -> Any:
         return cls._wrap_if_fits(made)
     if type(made) is Size or not isinstance(made, tuple) or not made:
         return made
-    if all(isinstance(part, Container) for part in made):
-        parts = tuple(cls._wrap_if_fits(part) for part in made)
-        kind: Any = type(made)  # of `max` and its kin: torch.return_types.max
-        return parts if kind is tuple else kind(parts)
-    return made
+    for part in made:
+        if not isinstance(part, Container):
+            return made
+    parts = tuple([cls._wrap_if_fits(part) for part in made])
+    kind: Any = type(made)  # of `max` and its kin: torch.return_types.max
+    return parts if kind is tuple else kind(parts)
 
 
 @functools.cache
@@ -96,13 +97,20 @@ def _method(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         td = self._tensordict
         made = getattr(td, name)(*map(bare, args), **kwargs) if args or kwargs else getattr(td, name)()
-        if type(made) in _FACTS:
-            return made
-        if isinstance(made, Future):
-            return later(lambda: _result(self, made.result(), kwargs))
-        return _result(self, made, kwargs)
+        return made if type(made) in _FACTS else _result(self, made, kwargs)
 
-    return functools.wraps(fn)(call)
+    def alone(self: Any) -> Any:
+        made = getattr(self._tensordict, name)()
+        return made if type(made) in _FACTS else _result(self, made, {})
+
+    return functools.wraps(fn)(alone if _takes_nothing(fn) else call)
+
+
+def _takes_nothing(fn: Callable[..., Any]) -> bool:
+    """Check whether a method has no parameters, so that none need be passed on."""
+    code = inspect.unwrap(fn).__code__
+    variable = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    return code.co_argcount == 1 and not code.co_kwonlyargcount and not variable
 
 
 def forwarded_unwrapped(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,21 +126,29 @@ def forwarded_unwrapped(name: str, fn: Callable[..., Any]) -> Callable[..., Any]
 
 def _result(obj: Any, made: Any, kwargs: dict[str, Any]) -> Any:
     """Convert the result of a call on the container of `obj` for the caller."""
-    td, out = obj._tensordict, kwargs.get("out")
+    td = obj._tensordict
     if made is td:
         return obj
-    if out is not None and made is unwrap(out):
+    if isinstance(made, Future):
+        return later(lambda: _result(obj, made.result(), kwargs))
+    if kwargs and (out := kwargs.get("out")) is not None and made is unwrap(out):
         return out
-    if type(made) is tuple and any(part is td for part in made):
-        return tuple(obj if part is td else again(type(obj), part) for part in made)
+    if type(made) is tuple:
+        for part in made:
+            if part is td:
+                return tuple([obj if part is td else again(type(obj), part) for part in made])
     return again(type(obj), made)
 
 
 def bare(value: object) -> Any:
     """Unwrap the container of an argument, or those of a list."""
-    if isinstance(value, list) and any(isinstance(part, Typed) for part in value):
-        return [unwrap(part) for part in value]
-    return unwrap(value)
+    if isinstance(value, Typed):
+        return value._tensordict
+    if isinstance(value, list):
+        for part in value:
+            if isinstance(part, Typed):
+                return [unwrap(part) for part in value]
+    return value
 
 
 def _class_method(name: str, fn: Callable[..., Any], source: type) -> Any:

@@ -34,6 +34,8 @@ class Typed(Container):
     _field_names: ClassVar[frozenset[str]]
     _open: ClassVar[bool] = False
     """Whether it may have entries beside its fields."""
+    _converts: ClassVar[bool] = False
+    """Whether tensors that are set are converted, by the annotations of the fields."""
 
     @classmethod
     def _wrap_if_fits(cls, td: Any) -> Any:

@@ -275,10 +275,13 @@ class TensorDict(EntryTree):
                     return False
                 if device is not None and not value.is_cpu:
                     return False
-            elif type(value) is TensorDict and type(data.get(key)) is TensorDict and not data[key]._state:
-                below.append((data[key], value))
             else:
-                return False
+                mine: Any = data.get(key)
+                if isinstance(mine, Typed) and type(mine) is type(value) and not mine._converts:
+                    mine, value = mine._tensordict, value._tensordict
+                if type(value) is not TensorDict or type(mine) is not TensorDict or mine._state:
+                    return False
+                below.append((mine, value))
         for mine, theirs in below:
             if not mine._mergeable(theirs, into):
                 return False
