@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -23,7 +22,7 @@ from tdstore.container.display.text import entry_text, indent
 from tdstore.container.functions import torch_functions
 from tdstore.container.methods.access import AS_SET
 from tdstore.tensorclass.below import UPDATING, check_schema, guard, unmark
-from tdstore.tensorclass.casting import as_container, cast_of
+from tdstore.tensorclass.casting import as_field, cast_of
 from tdstore.tensorclass.checks import check, check_rows
 from tdstore.tensorclass.fields import (
     Arguments,
@@ -34,7 +33,9 @@ from tdstore.tensorclass.fields import (
     delete,
     entries_by_key,
     entry_of,
+    looked_up,
     named,
+    of_same_class,
     refuse_frozen,
     unset,
     unwrapped,
@@ -360,7 +361,7 @@ class TensorClass(Surface, metaclass=Fields):
                 raise AttributeError(f"this {type(self).__name__} was not made: its __init__ was not called")
             if name in self._field_names and self._tensordict._kind(name) is None:  # asked after its own AttributeError
                 raise AttributeError(f"{name!r} of {type(self).__name__} is not set")
-            found = inspect.getattr_static(type(self), name, None)
+            found = looked_up(type(self), name)
             if isinstance(found, property):  # it raised an AttributeError: the same again, which says more
                 return found.__get__(self)
             if name.startswith("__") or not hasattr(type(self._tensordict), name):
@@ -421,18 +422,14 @@ class TensorClass(Surface, metaclass=Fields):
         Raises:
             ValueError: a key is no field. FrozenInstanceError.
         """
-        cls, td = type(self), self._tensordict
-        if type(input_dict_or_td) is cls and type(td) is TensorDict and not (cls._converts or cls._flags.frozen):
-            other = input_dict_or_td._tensordict
-            plain = not kwargs or (_OPTIONS.issuperset(kwargs) and cls._field_names.isdisjoint(kwargs))
-            if plain and type(other) is TensorDict:
-                td.update(other, *args, **kwargs)  # its entries are fields, and need no conversion
-                return self
+        if (other := of_same_class(self, input_dict_or_td, kwargs, _OPTIONS)) is not None:
+            self._tensordict.update(other, *args, **kwargs)
+            return self
         source = self._by_field(input_dict_or_td, kwargs, bool(kwargs.get("inplace", args[1:2] and args[1])))
         if self._flags.frozen and source:
             raise refuse_frozen(self, str(next(iter(source))))
         cleared = [k for k, v in source.items() if v is None]
-        self._tensordict.update({k: self._as_field(k, v) for k, v in source.items() if v is not None}, *args, **kwargs)
+        self._tensordict.update({k: as_field(self, k, v) for k, v in source.items() if v is not None}, *args, **kwargs)
         for key in cleared:
             self.set(key, None)
         return self
@@ -442,7 +439,7 @@ class TensorClass(Surface, metaclass=Fields):
         found = self._by_field(source, {})
         if self._flags.frozen and found:
             raise refuse_frozen(self, str(next(iter(found))))
-        entries = {k: self._as_field(k, v) for k, v in found.items() if v is not None}
+        entries = {k: as_field(self, k, v) for k, v in found.items() if v is not None}
         self._tensordict._plan_update(changes, entries, wanted, how)
         for key in [k for k, v in found.items() if v is None and (wanted is None or (k,) in wanted)]:
             changes.then(functools.partial(self.set, key, None))
@@ -459,7 +456,7 @@ class TensorClass(Surface, metaclass=Fields):
         td = self._tensordict._own_copy()
         for key in [k for k, v in source.items() if v is None]:
             td.pop(key, source.pop(key))
-        return self._wrap(td.update({k: self._as_field(k, v) for k, v in source.items()}, *args, **kwargs))
+        return self._wrap(td.update({k: as_field(self, k, v) for k, v in source.items()}, *args, **kwargs))
 
     def _by_field(self, updates: Any, kwargs: dict[str, Any], inplace: bool = False) -> dict[Any, Any]:
         """Return the values for fields; other keywords stay in `kwargs`."""
@@ -470,18 +467,6 @@ class TensorClass(Surface, metaclass=Fields):
                 f"{type(self).__name__} has no field {unknown[0]!r}; its fields are {', '.join(self._plan.names)}"
             )
         return source
-
-    def _as_field(self, key: Any, value: Any) -> Any:
-        """Convert a value that `update` sets on a field: mappings go into an existing nested container."""
-        if type(value) is Tensor and not self._converts:
-            return value
-        mapping = isinstance(value, Mapping) and not isinstance(value, Container)
-        if not isinstance(key, str) or (mapping and self._tensordict._kind(key) == GROUP):
-            return value
-        hint = self._plan.hint(key) if mapping else None
-        if hint is not None and issubclass(hint, Typed):
-            return as_container(hint, value, self._tensordict._batch_size)
-        return self._cast(self._plan, key, value, self._tensordict._batch_size)
 
     check = check
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.container.core.container import Container
+from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.tensorclasses import Typed
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.dtypes import torch_ready
@@ -31,6 +31,20 @@ def cast_of(flags: Flags) -> Cast:
     if flags.autocast:
         return _to_annotation
     return _tensors_only if flags.tensor_only else _to_tensor
+
+
+def as_field(obj: Any, key: Any, value: Any) -> Any:
+    """Convert a value that `update` sets on a field: mappings go into an existing nested container."""
+    if type(value) is Tensor and not obj._converts:
+        return value
+    td = obj._tensordict
+    mapping = isinstance(value, Mapping) and not isinstance(value, Container)
+    if not isinstance(key, str) or (mapping and td._kind(key) == GROUP):
+        return value
+    hint = obj._plan.hint(key) if mapping else None
+    if hint is not None and issubclass(hint, Typed):
+        return as_container(hint, value, td._batch_size)
+    return obj._cast(obj._plan, key, value, td._batch_size)
 
 
 def _to_tensor(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:

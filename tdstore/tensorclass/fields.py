@@ -257,6 +257,20 @@ def unwrapped(found: Any, flags: Flags) -> Entry:
     return found.plain() if isinstance(found, NonTensor) and not flags.tensor_only else found
 
 
+def of_same_class(obj: Any, source: Any, kwargs: dict[str, Any], options: frozenset[str]) -> TensorDict | None:
+    """Return the TensorDict in an object of the same class: its entries are fields, and need no conversion.
+
+    None for other sources, where `kwargs` has more than `options`, and where no field can be assigned.
+    """
+    cls = type(obj)
+    if type(source) is not cls or cls._converts or cls._flags.frozen or type(obj._tensordict) is not TensorDict:
+        return None
+    if kwargs and not (options.issuperset(kwargs) and cls._field_names.isdisjoint(kwargs)):
+        return None
+    found = source._tensordict
+    return found if type(found) is TensorDict else None
+
+
 def entries_by_key(
     obj: Any, updates: Any, kwargs: dict[str, Any], options: frozenset[str], inplace: bool
 ) -> dict[Any, Any]:
@@ -315,7 +329,7 @@ def declare(cls: Any, flags: Flags, root: type) -> Plan:
         dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=cls._by_name)(cls)
     names = [f.name for f in dataclasses.fields(cls)]
     for name in names:
-        if name not in own and isinstance(_looked_up(cls, name), FieldAccess):
+        if name not in own and isinstance(looked_up(cls, name), FieldAccess):
             continue
         # A TypedTensorDict is a TensorDict to its users, whose `data` are its tensors.
         may_hide = name in MAY_HIDE and not (cls._by_name and name == "data")
@@ -339,5 +353,6 @@ def declare(cls: Any, flags: Flags, root: type) -> Plan:
     return plan
 
 
-def _looked_up(cls: type, name: str) -> Any:
+def looked_up(cls: type, name: str) -> Any:
+    """Return what the body of a class, or of a base of it, has under a name; None if none has it."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tdstore import TensorClass, TensorDict
+from tdstore import TensorClass, TensorDict, lazy_stack
 from tdstore.errors import BatchSizeError, FrozenError, LockedError
 
 
@@ -125,6 +125,13 @@ def test_objects_inside_a_tensordict() -> None:
     kept = tds[0]["w"]
     tds[0].update(tds[1])
     assert tds[0]["w"] is kept and kept.a is tds[1]["w"].a and tds[0]["z"] is tds[1]["z"]
+
+
+def test_attributes_of_lazy_stacks_only() -> None:
+    stack = lazy_stack([whole(0.0), whole(1.0)])
+    assert stack.stack_dim == 0 and len(stack.tensordicts) == 2
+    with pytest.raises(AttributeError, match="no field"):
+        whole(0.0).stack_dim  # noqa: B018
 
 
 def test_in_place_writes_take_objects_of_the_class_only() -> None:

@@ -549,3 +549,20 @@ def test_values_of_a_stack_are_those_of_all_elements() -> None:
 def test_the_options_of_update_are_those_of_its_signature():
     by_name = [p.name for p in inspect.signature(TensorDictBase.update).parameters.values() if p.kind is p.KEYWORD_ONLY]
     assert set(by_name) == UPDATE_OPTIONS
+
+
+@pytest.mark.parametrize("number", [0.0, -0.0, 1.0, 5, True, 0.5, -2.0, 1000])
+@pytest.mark.parametrize("index", [1, slice(1, 3), ..., [2, 0], "mask"])
+def test_a_number_is_written_into_all_dtypes_as_by_torch(number: float, index: Any) -> None:
+    kinds = "bool uint8 int8 int64 float16 bfloat16 float32 float64 complex64 complex128".split()
+    if number in (1000, -2.0):
+        kinds = [kind for kind in kinds if kind not in ("uint8", "int8")]  # which torch refuses
+    at = torch.tensor([True, False, True]) if index == "mask" else index
+    td = TensorDict({kind: torch.ones(3, 2).to(getattr(torch, kind)) for kind in kinds}, [3])
+    want = {kind: leaf.clone() for kind, leaf in td.items()}
+    td[at] = number
+    for kind, leaf in want.items():
+        leaf[at] = number
+        assert torch.equal(td[kind], leaf), kind
+        if leaf.is_floating_point():
+            assert torch.equal(td[kind].signbit(), leaf.signbit()), kind

@@ -305,9 +305,10 @@ class ResidentTree(TensorDictBase):
             if node._binding is not None or node._state & ~LOCKED:
                 return False
             for value in node._data.values():
-                if type(value) is plain:
-                    nodes.append(value)
-                elif type(value) is not Tensor and isinstance(value, Container):
+                group = value._tensordict if isinstance(value, Typed) else value
+                if type(group) is plain:
+                    nodes.append(group)
+                elif type(group) is not Tensor and isinstance(group, Container):
                     return False
         for node in nodes:
             node._names = None
@@ -320,6 +321,7 @@ class ResidentTree(TensorDictBase):
             node, names = waiting.pop()
             node._names = names
             for value in node._data.values():
+                value = value._tensordict if isinstance(value, Typed) else value
                 if type(value) is plain:
                     waiting.append((value, names and names_below(names, value._names, len(value._batch_size))))
                 elif type(value) is not Tensor and isinstance(value, Container):

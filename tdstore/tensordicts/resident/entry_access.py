@@ -170,13 +170,8 @@ def _put_few(leaf: Tensor, rows: Tensor, value: Tensor) -> bool:
 
 def _put_part(leaf: Tensor, index: Any, value: Tensor) -> bool:
     """Write `leaf[index] = value` at an int or a slice. False, and nothing done, if anything needs a closer look."""
-    if value.is_nested:
-        return False
     try:
-        part = leaf[index]
-    except (IndexError, ValueError):
+        leaf[index] = value
+    except (IndexError, ValueError, RuntimeError):
         return False  # told by the general way
-    if part.shape != value.shape:
-        return False
-    part.copy_(value)
     return True

@@ -24,7 +24,7 @@ from tdstore.container.varlen.nested_rows import rows_at
 from tdstore.errors import DimensionError, InvalidArgumentError, OutOfRangeError
 from tdstore.index.index_terms import as_terms, bounds_of, indexed_names, spelled_out
 from tdstore.index.rows import (
-    NUMPY_DTYPES,
+    COPIED_DTYPES,
     at_rows,
     check_rows,
     put_rows,
@@ -49,8 +49,8 @@ _ROW_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
 _FEW = 64
 """Up to this many rows Python checks a list faster than numpy does."""
 _PAGE = 4096
-_HALF = 65504
-"""The greatest number of float16."""
+_HALF = 65504  # the greatest number of float16
+_FILLED = COPIED_DTYPES | {torch.complex64, torch.complex128}
 
 
 class IndexedTree(BindingMixin):
@@ -298,15 +298,15 @@ class IndexedTree(BindingMixin):
         """Collect the tensors, if each can be filled with a number. False if anything needs a closer look."""
         if self._state & (READONLY | MAPPED):
             return False
-        fits_ints = type(value) is bool or (type(value) is int and 0 <= value < 128)
+        fits_ints = type(value) is bool or (0 <= value < 128 and float(value).is_integer())
         if not fits_ints and not -_HALF <= value <= _HALF:
             return False
         for mine in self._data.values():
             if type(mine) is Tensor:
                 dtype = mine.dtype
                 if (
-                    dtype not in NUMPY_DTYPES
-                    or not (fits_ints or dtype.is_floating_point)
+                    dtype not in _FILLED
+                    or not (fits_ints or dtype.is_floating_point or dtype.is_complex)
                     or mine.requires_grad
                     or mine.is_nested
                     or mine.is_meta
