@@ -33,7 +33,7 @@ def cast_of(flags: Flags) -> Cast:
     return _tensors_only if flags.tensor_only else _to_tensor
 
 
-def as_field(obj: Any, key: Any, value: Any) -> Any:
+def as_field(obj: Any, key: Any, value: Any) -> object:
     """Convert a value that `update` sets on a field: mappings go into an existing nested container."""
     if type(value) is Tensor and not obj._converts:
         return value

@@ -353,6 +353,6 @@ def declare(cls: Any, flags: Flags, root: type) -> Plan:
     return plan
 
 
-def looked_up(cls: type, name: str) -> Any:
+def looked_up(cls: type, name: str) -> object:
     """Return what the body of a class, or of a base of it, has under a name; None if none has it."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)

@@ -15,7 +15,7 @@ from tdstore.arguments import tensor_for
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.dim_names import extend_names, names_below, names_moved
 from tdstore.container.core.locks import BOUND, CONSOLIDATED, LOCKED, MAPPED, READONLY, SHARED
-from tdstore.container.core.tensorclasses import Typed
+from tdstore.container.core.tensorclasses import Typed, unwrap
 from tdstore.container.entries.nested_tensors import leaf_shape
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
 from tdstore.container.methods.apply import starts_with
@@ -305,11 +305,12 @@ class ResidentTree(TensorDictBase):
             if node._binding is not None or node._state & ~LOCKED:
                 return False
             for value in node._data.values():
-                group = value._tensordict if isinstance(value, Typed) else value
-                if type(group) is plain:
+                if type(value) is plain:
+                    nodes.append(value)
+                elif type(value) is not Tensor and isinstance(value, Container):
+                    if type(group := unwrap(value)) is not plain:
+                        return False
                     nodes.append(group)
-                elif type(group) is not Tensor and isinstance(group, Container):
-                    return False
         for node in nodes:
             node._names = None
         return True
@@ -321,11 +322,11 @@ class ResidentTree(TensorDictBase):
             node, names = waiting.pop()
             node._names = names
             for value in node._data.values():
-                value = value._tensordict if isinstance(value, Typed) else value
                 if type(value) is plain:
                     waiting.append((value, names and names_below(names, value._names, len(value._batch_size))))
                 elif type(value) is not Tensor and isinstance(value, Container):
-                    value._set_names(names_below(names, value._names, value.batch_dims))
+                    group = unwrap(value)
+                    group._set_names(names_below(names, group._names, group.batch_dims))
 
     # -- trees -------------------------------------------------------------------------------
     def _move(
