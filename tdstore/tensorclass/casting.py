@@ -33,18 +33,20 @@ def cast_of(flags: Flags) -> Cast:
     return _tensors_only if flags.tensor_only else _to_tensor
 
 
-def as_field(obj: Any, key: Any, value: Any) -> object:
+def as_field(obj: Typed, key: object, value: object) -> object:
     """Convert a value that `update` sets on a field: mappings go into an existing nested container."""
     if type(value) is Tensor and not obj._converts:
         return value
+    cls: Any = type(obj)
     td = obj._tensordict
     mapping = isinstance(value, Mapping) and not isinstance(value, Container)
     if not isinstance(key, str) or (mapping and td._kind(key) == GROUP):
         return value
-    hint = obj._plan.hint(key) if mapping else None
+    hint = cls._plan.hint(key) if mapping else None
     if hint is not None and issubclass(hint, Typed):
         return as_container(hint, value, td._batch_size)
-    return obj._cast(obj._plan, key, value, td._batch_size)
+    made: object = cls._cast(cls._plan, key, value, td._batch_size)
+    return made
 
 
 def _to_tensor(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import Container
-from tdstore.container.core.tensorclasses import known
+from tdstore.container.core.tensorclasses import Typed, known
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import FrozenError, InvalidArgumentError, InvalidTypeError
 from tdstore.tensordicts.resident.tensordict import TensorDict
@@ -257,15 +257,17 @@ def unwrapped(found: Any, flags: Flags) -> Entry:
     return found.plain() if isinstance(found, NonTensor) and not flags.tensor_only else found
 
 
-def of_same_class(obj: Any, source: Any, kwargs: dict[str, Any], options: frozenset[str]) -> TensorDict | None:
+def of_same_class(obj: Typed, source: object, kwargs: dict[str, object], options: frozenset[str]) -> TensorDict | None:
     """Return the TensorDict in an object of the same class: its entries are fields, and need no conversion.
 
     None for other sources, where `kwargs` has more than `options`, and where no field can be assigned.
     """
-    cls = type(obj)
-    if type(source) is not cls or cls._converts or cls._flags.frozen or type(obj._tensordict) is not TensorDict:
+    cls: Any = type(obj)
+    if cls._converts or cls._flags.frozen or type(obj._tensordict) is not TensorDict:
         return None
     if kwargs and not (options.issuperset(kwargs) and cls._field_names.isdisjoint(kwargs)):
+        return None
+    if not isinstance(source, Typed) or type(source) is not type(obj):
         return None
     found = source._tensordict
     return found if type(found) is TensorDict else None
