@@ -17,17 +17,15 @@ The same holds for `close`, the end of a `with` block, garbage collection and th
 the store (`lifetime`), and, for rows alone, when another process is about to open the location.
 
 **Sessions on a folder.** Each store opened "r+" has one, so that a crash is detected and other writers wait or get an
-error.
-Liveness is a shared flock on the root folder, which ends with its process. The history is in the
-log `tdstore.session`, one JSON line per event, which exists only during a session (or after a
-writer was killed):
+error. Liveness is a shared flock on the root folder, which ends with its process. The history is in the log
+`tdstore.session`, one JSON line per event, which exists only during a session (or after a writer was killed):
 
     {"open": id, "pid": 1, "host": "h"}          a session began
     {"leave": id, "touched": [path, ...] | null} it ended in order; these leaves (null: any) have stale sums
     {"intent": {"add": [...], "drop": [...]}}    a commit begins that adds and removes these files
 
-Lock order: the parent folder, then the root. A session begins and another process replaces the folder only
-under the parent's lock, so neither can miss the other.
+Lock order: the parent folder, then the root. A session begins and another process replaces the folder only under the
+parent's lock, so neither can miss the other.
 """
 
 from __future__ import annotations
@@ -49,6 +47,8 @@ from tdstore.types import Path
 
 NAME = "tdstore.session"
 MAX_LOG = 64 << 20
+_LONG_LOG = 4 << 10
+"""Bytes of a log from which on a session that ends rewrites it without those that ended before."""
 LOCK_TIMEOUT = 10.0
 
 FileParts = tuple[str, ...]
@@ -209,8 +209,8 @@ def accept_dirty(
 class Log(msgspec.Struct):
     """The contents of a session log."""
 
-    opened: dict[str, str] = msgspec.field(default_factory=dict)
-    """Session id -> `"pid 12 on host"`, for those that have not left."""
+    opened: dict[str, dict[str, object]] = msgspec.field(default_factory=dict)
+    """Session id -> its first event, for those that have not left."""
     own: set[str] = msgspec.field(default_factory=set)
     """Of these, the ones of this process."""
     touched: set[Path] = msgspec.field(default_factory=set)
@@ -224,11 +224,26 @@ class Log(msgspec.Struct):
         """Check whether the checksums of a leaf may be older than its data, though no writer was killed."""
         return self.touched_all or path in self.touched
 
+    def lines(self) -> bytes:
+        """Return a log that says the same, without the sessions that left."""
+        events = [*self.opened.values()]
+        if self.touched_all or self.touched:
+            touched = None if self.touched_all else [list(path) for path in sorted(self.touched)]
+            events.append({"leave": "", "touched": touched})
+        if self.files:
+            events.append({"intent": {"add": [list(parts) for parts in dict.fromkeys(self.files)], "drop": []}})
+        return b"".join(map(_line, events))
 
-def read_log(root: int) -> Log | None:
-    """Parse the log; None when there is none."""
+
+def read_log(root: int, data: bytes | None = None) -> Log | None:
+    """Parse the log; None when there is none.
+
+    Args:
+        root: descriptor of the folder.
+        data: the bytes of the log, where the caller has read them.
+    """
     try:
-        data = files.read_small(NAME, root, MAX_LOG)
+        data = files.read_small(NAME, root, MAX_LOG) if data is None else data
     except FileNotFoundError:
         return None
     except CorruptStoreError:
@@ -247,16 +262,16 @@ def read_log(root: int) -> Log | None:
 def _apply(log: Log, event: dict[str, object], me: dict[str, object]) -> None:
     if "open" in event:
         key = str(event["open"])
-        log.opened[key] = f"pid {event['pid']} on {event['host']}"
         if {"pid": event["pid"], "host": event["host"]} == me:
             log.own.add(key)
+        log.opened[key] = event
     elif "leave" in event:
         log.opened.pop(str(event["leave"]), None)
         log.own.discard(str(event["leave"]))
         touched = event["touched"]
         if touched is None:
             log.touched_all = True
-        else:
+        elif touched:
             log.touched |= {tuple(map(str, path)) for path in touched}  # type: ignore[attr-defined]
     else:
         intent: dict[str, list[list[str]]] = event["intent"]  # type: ignore[assignment]
@@ -290,6 +305,8 @@ class Session:
         self.escaped = False
         """Another process may write through what this session mapped (fork, or a pickled leaf)."""
         self.ended = False
+        self._long_log = False
+        """The log was long when the session began."""
 
     def try_alone(self) -> bool:
         """Take the folder for this session alone, if no other session has it; `begin` lets others in."""
@@ -306,13 +323,8 @@ class Session:
             StoreBusyError: another process still holds the folder alone.
         """
         files.lock(self.root, exclusive=False, timeout=timeout, url=url)
-        fd = os.open(NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | files.SAFE, 0o666, dir_fd=self.root)
-        try:
-            files.append(fd, _line({"open": self.id, **_me()}))
-            if self.sync:
-                files.fsync(fd)
-        finally:
-            os.close(fd)
+        while not self._append({"open": self.id, **_me()}, sync=self.sync):
+            pass
         if self.sync:
             files.fsync(self.root)
         _SESSIONS.add(self)
@@ -339,8 +351,10 @@ class Session:
         try:
             if self.detached or self.pid != os.getpid():
                 return
-            self._append({"leave": self.id, "touched": None if touched is None else [list(p) for p in touched]})
-            if not self._alone():
+            if self._long_log:
+                _shorten_log(self.root, sync=self.sync)
+            changed = None if touched is None else [list(path) for path in touched]
+            if not self._alone({"leave": self.id, "touched": changed}):
                 return
             log = read_log(self.root)
             # A writer that was killed may have been in the middle of a write: the next opener compares.
@@ -383,29 +397,79 @@ class Session:
             if not self.ended:
                 self.resume()
 
-    def _append(self, event: dict[str, object]) -> None:
+    def _append(self, event: dict[str, object], *, sync: bool = False) -> bool:
+        """Append to the log; return False where another session has put a shorter one in its place meanwhile."""
         fd = os.open(NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | files.SAFE, 0o666, dir_fd=self.root)
         try:
             files.append(fd, _line(event))
+            if sync:
+                files.fsync(fd)
+            info = os.fstat(fd)
+            self._long_log = info.st_size > _LONG_LOG
+            return info.st_nlink > 0
         finally:
             os.close(fd)
 
-    def _alone(self) -> bool:
-        """Trade the shared lock for the exclusive one, if no other session holds the folder."""
+    def _alone(self, last: dict[str, object] | None = None) -> bool:
+        """Log an event, and trade the shared lock for the exclusive one, if no other session holds the folder."""
         parent = open_parent(self.root)
         try:
-            if parent >= 0:
-                # So that a save that makes its own sessions pause for a moment does not look like a crash.
-                files.lock(parent, exclusive=False, timeout=LOCK_TIMEOUT, url="this store")
+            try:
+                if parent >= 0:
+                    # So that a save that makes its own sessions pause for a moment does not look like a crash.
+                    files.lock(parent, exclusive=False, timeout=LOCK_TIMEOUT, url="this store")
+            finally:
+                if last is not None:
+                    self._append(last)
             files.unlock(self.root)
             for _ in range(3):
                 if files.try_lock(self.root, exclusive=True):
                     return True
+                if self._others_write():
+                    return False
                 time.sleep(0.002)  # a reader may be probing for sessions
             return False
         finally:
             if parent >= 0:
                 os.close(parent)
+
+    def _others_write(self) -> bool:
+        """Check whether another session is open, by those of this process and by the log."""
+        if len(own_sessions(self.key)) > (not self.ended):
+            return True
+        return (log := read_log(self.root)) is not None and not log.opened.keys() <= {self.id}
+
+
+def _shorten_log(root: int, *, sync: bool) -> None:
+    """Rewrite the log without the sessions that ended; the caller has a session, so that the log stays.
+
+    Otherwise each opening beside a long session would read of all that came and went. Sessions begin and end under the
+    parent's lock, and commit under that of the log, so that none logs anything meanwhile. One that cannot open the
+    parent may: what it appends to the old log is moved, or it sees that the log was replaced (`Session._append`).
+    """
+    parent, old = open_parent(root), -1
+    try:
+        if parent < 0 or not files.try_lock(parent, exclusive=True):
+            return
+        old = files.open_plain(NAME, root)
+        if not files.try_lock(old, exclusive=True):
+            return
+        data = os.read(old, os.fstat(old).st_size)
+        log = read_log(root, data)
+        if log is None or log.torn or len(lines := log.lines()) > len(data) // 2:
+            return
+        files.replace_file(NAME, root, lines, sync=sync)
+        if rest := os.read(old, os.fstat(old).st_size):
+            new = files.open_plain(NAME, root, os.O_WRONLY | os.O_APPEND)
+            try:
+                files.append(new, rest)
+            finally:
+                os.close(new)
+    finally:
+        for fd in (old, parent):
+            if fd >= 0:
+                files.unlock(fd)  # closing is not enough where another thread forks
+                os.close(fd)
 
 
 def _event(line: bytes) -> Any:
@@ -504,8 +568,8 @@ def exclusive(root: int, *, parent: int, timeout: float, url: str) -> Iterator[N
 def holders(root: int) -> str:
     """Describe the sessions that the log records as open, for messages."""
     log = read_log(root)
-    others = [] if log is None else [who for key, who in log.opened.items() if key not in log.own]
-    return ", ".join(others) or "another process"
+    others = [] if log is None else [event for key, event in log.opened.items() if key not in log.own]
+    return ", ".join(f"pid {event['pid']} on {event['host']}" for event in others) or "another process"
 
 
 class Lease:

@@ -144,13 +144,18 @@ class Hold:
         """
         if self.has_commit_lock:
             return
-        fd = files.open_plain(session.NAME, self.root)
-        try:
-            files.lock(fd, exclusive=True, timeout=timeout, url=self.url, what="the log")
-        except BaseException:
-            os.close(fd)
-            raise
-        self._commit_lock = fd
+        while not self.has_commit_lock:
+            fd = files.open_plain(session.NAME, self.root)
+            try:
+                files.lock(fd, exclusive=True, timeout=timeout, url=self.url, what="the log")
+                there = os.fstat(fd).st_nlink > 0  # not replaced by a shorter one while this waited
+            except BaseException:
+                os.close(fd)
+                raise
+            if there:
+                self._commit_lock = fd
+            else:
+                os.close(fd)
 
     def unlock_commits(self) -> None:
         """Let other sessions commit; a forked child only closes its descriptor."""
