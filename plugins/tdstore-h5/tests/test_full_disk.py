@@ -247,9 +247,36 @@ def test_rows_of_a_file_without_holes_are_read_without_a_search(disk: FsPath, mo
     td = TensorDict({"x": torch.rand(ROWS, 300), "b": torch.arange(ROWS)}, [ROWS])
     td.save(disk / "t.h5").close()
     with tdstore.open(disk / "t.h5") as opened:
-        monkeypatch.setattr(RawFile, "has_hole", lambda *args: pytest.fail("searched"))
+        monkeypatch.setattr(RawFile, "next_hole", lambda *args: pytest.fail("searched"))
         for index in (7, slice(3, 9), torch.tensor([5, 999, 5])):
             assert (opened[index].to_tensordict() == td[index]).all()
+    with tdstore.open(disk / "t.h5", "r+") as opened:
+        for index in (7, slice(None, None, 50), torch.tensor([5, 999, 700])):
+            td[index] = opened[index] = td[index].apply(lambda x: x + 1)
+        assert (opened.to_tensordict() == td).all()
+
+
+def test_holes_are_searched_once_for_many_rows(disk: FsPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows up to the next hole have none, also where they are far from each other."""
+    td = TensorDict({"x": torch.rand(ROWS, 300)}, [ROWS])
+    with tdstore.from_schema({"x": ((300,), "float32")}, batch_size=[4 * ROWS], location=disk / "t.h5") as opened:
+        opened[:ROWS] = td
+        opened.commit()
+        searched: list[int] = []
+        search = RawFile.next_hole
+
+        def counted(self: RawFile, offset: int) -> int:
+            searched.append(offset)
+            return search(self, offset)
+
+        monkeypatch.setattr(RawFile, "next_hole", counted)
+        rows = torch.arange(0, ROWS - 50, 40)
+        td[rows] = opened[rows] = td[rows].apply(lambda x: x + 1)
+        assert 0 < len(searched) < 5
+        late = torch.tensor([3, ROWS + 700, 2 * ROWS, 3 * ROWS + 5])  # in holes, and not
+        opened[late] = td[late - late + 3]
+        assert (opened[:ROWS].to_tensordict() == td).all() and (opened[late].to_tensordict() == td[3]).all()
+        assert (opened[ROWS + 100 : ROWS + 600]["x"] == 0).all()
 
 
 def test_rows_that_were_never_written_take_no_memory(disk: FsPath) -> None:

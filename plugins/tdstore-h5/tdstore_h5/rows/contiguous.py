@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from errno import ENOMEM, ENXIO
 from itertools import pairwise
@@ -115,11 +116,13 @@ def groups_of(starts: Ints, size: int, itemsize: int) -> Iterator[tuple[int, int
     solid = step == size
     # Small blocks near each other: one read, one write, instead of thousands of either.
     near = solid | ((step - size) * itemsize <= min(GAP, 64 * size * itemsize)) if size * itemsize < GAP else solid
-    cuts = np.concatenate(([0], np.flatnonzero(~near) + 1, [len(starts)])).tolist()
+    cuts = np.concatenate(([0], np.flatnonzero(~near) + 1, [len(starts)]))
+    gaps = np.concatenate(([0], np.cumsum(~solid)))  # before each block
     # A stretch with gaps is read and written whole, at most GAP bytes of gap to a block.
     most = max(1, GROUP // (size * itemsize))
-    for a, b in pairwise(cuts):
-        if solid[a : b - 1].all():
+    gapless = (gaps[cuts[:-1]] == gaps[cuts[1:] - 1]).tolist()
+    for (a, b), whole in zip(pairwise(cuts.tolist()), gapless, strict=True):
+        if whole:
             yield a, b, True
         else:
             for i in range(a, b, most):
@@ -136,7 +139,8 @@ class RawFile:
         self._map: Bytes = np.empty(0, np.uint8)
         self._rows: dict[int, tuple[LeafSpec | None, np.ndarray[Any, Any]]] = {}
         """Mapped leaves by their offsets, as `row` copies from them."""
-        self._sparse = is_in_memory(fd)
+        self.on_tmpfs = is_in_memory(fd)
+        """Each page of a hole that is read through a mapping takes memory then."""
 
     def forget(self) -> None:
         """Drop the mapping."""
@@ -173,7 +177,7 @@ class RawFile:
         if spec.nbytes >= LONG and (whole := self._read_long(offset, spec, index, out, arrived)) is not None:
             return whole
         end = offset + spec.nbytes
-        if (self._sparse and self._may_take_memory()) or (end > len(self._map) and self._lacks_room(end)):
+        if (self.on_tmpfs and not self.has_all_pages()) or (end > len(self._map) and self._lacks_room(end)):
             return self._read_by_call(offset, spec, index, out)
         if out is None and len(index) == 1 and isinstance(index[0], Tensor) and spec.nbytes:
             numbers, length = index[0].numpy(), spec.shape[0]  # they are in range
@@ -208,7 +212,7 @@ class RawFile:
             size = spec.nbytes // spec.shape[0]
             if not 0 < size <= SHORT or offset + spec.nbytes > len(self._map):
                 return None
-            if self._sparse and self._may_take_memory():
+            if self.on_tmpfs and not self.has_all_pages():
                 return None
             if offset % spec.dtype.itemsize:  # another program's file
                 return None
@@ -256,10 +260,13 @@ class RawFile:
                 write_at(self.fd, data[i:j].reshape(-1).view(np.uint8).data, at)
                 continue
             count = int(starts[j - 1] - starts[i]) + size
-            stretch = self.bytes_at(at, count * itemsize).view(f"V{itemsize}")
-            where = (starts[i:j] - starts[i])[:, None] + np.arange(size)
-            stretch[where] = data[i:j].view(f"V{itemsize}")
-            write_at(self.fd, stretch.view(np.uint8).data, at)
+            stretch = self.bytes_at(at, count * itemsize)
+            where = starts[i:j] - starts[i]
+            if not (where % size).any():  # rows, which move as a whole
+                stretch.view(f"V{itemsize * size}")[where // size] = data[i:j].view(f"V{itemsize * size}").reshape(-1)
+            else:
+                stretch.view(f"V{itemsize}")[where[:, None] + np.arange(size)] = data[i:j].view(f"V{itemsize}")
+            write_at(self.fd, stretch.data, at)
 
     def fill(self, offset: int, pattern: bytes, nbytes: int) -> None:
         """Write a repeated pattern, in blocks."""
@@ -305,7 +312,7 @@ class RawFile:
         if not leaf.plain or leaf.offset is None:
             return None
         end = leaf.offset + leaf.spec.nbytes
-        if self._sparse and self._may_take_memory() and self.has_hole(leaf.offset, leaf.spec.nbytes):
+        if self.on_tmpfs and not self.has_all_pages() and self.has_hole(leaf.offset, leaf.spec.nbytes):
             return None
         return None if end > len(self._map) and self._lacks_room(end) else self._map[leaf.offset : end]
 
@@ -333,14 +340,13 @@ class RawFile:
         except OSError as error:
             return error.errno == ENXIO and offset + size <= self.size()  # no data after `offset`
 
-    def _may_take_memory(self) -> bool:
-        """Check whether reading the mapping may take memory: on a tmpfs, each page of a hole that is read does.
+    def has_all_pages(self) -> bool:
+        """Check whether a file on a tmpfs has no hole, by its size; the blocks of a disk do not tell.
 
-        The size of the file tells whether it has all of its pages. Looking for the next hole takes a tmpfs milliseconds
-        where there is none: it looks at every page.
+        Looking for the next hole takes a tmpfs milliseconds where there is none: it looks at every page.
         """
         found = os.fstat(self.fd)
-        return not 0 <= found.st_blocks * 512 - found.st_size < mmap.PAGESIZE
+        return 0 <= found.st_blocks * 512 - found.st_size < mmap.PAGESIZE
 
     def _lacks_room(self, end: int) -> bool:
         """Check whether this process may not map the file up to `end` (ulimit -v): it is then read by `pread`."""
@@ -361,11 +367,18 @@ class RawFile:
 
     def has_hole(self, offset: int, size: int) -> bool:
         """Check whether some of these bytes are a hole of the file."""
+        return size > 0 and self.next_hole(offset) < offset + size
+
+    def next_hole(self, offset: int) -> int:
+        """Return where the first hole at or behind `offset` begins, in the file or at its end.
+
+        A tmpfs looks at every page up to there: ask once for many blocks.
+        """
         try:
-            return size > 0 and os.lseek(self.fd, offset, os.SEEK_HOLE) < offset + size
+            return os.lseek(self.fd, offset, os.SEEK_HOLE)
         except OSError as error:
             if error.errno == ENXIO:  # behind the end of the file
-                return False
+                return sys.maxsize
             raise
 
     def _read_by_call(self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None) -> Tensor:

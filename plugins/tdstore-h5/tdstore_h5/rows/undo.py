@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from typing import NamedTuple
 
@@ -79,14 +80,18 @@ class Undo:
         if bounded and self._held + self._file_size + len(ordered) * size * itemsize > MOST:
             self.forget()
             self.complete = False
+        hole = sys.maxsize if self.raw.on_tmpfs and self.raw.has_all_pages() else -1
         for i, j, _ in groups_of(ordered, size, itemsize):
             count = (int(ordered[j - 1] - ordered[i]) + size) * itemsize
-            start = offset + int(ordered[i]) * itemsize
-            for at in range(0, count, IN_MEMORY):
-                self._add(start + at, min(IN_MEMORY, count - at))
+            begin = offset + int(ordered[i]) * itemsize
+            for start in range(begin, begin + count, IN_MEMORY):
+                part = min(IN_MEMORY, begin + count - start)
+                if hole < start:
+                    hole = self.raw.next_hole(start)
+                self._add(start, part, holed=hole < start + part)
 
-    def _add(self, start: int, size: int) -> None:
-        if self.raw.has_hole(start, size):
+    def _add(self, start: int, size: int, *, holed: bool) -> None:
+        if holed:
             new = self.raw.is_hole(start, size)  # else beside its neighbour's bytes in one block
             allocate(self.raw.fd, start, size)
             if new:
