@@ -180,11 +180,12 @@ class Bench:
             start = clock()
             run()
             calls[name] = max(1, min(400, int(400_000 / max(1, clock() - start))))
-        done, rounds = 0, self.options.rounds
+        done, rounds, turns = 0, self.options.rounds, list(runs.items())
         gc.disable()
         try:
             while done < rounds:
-                for name, run in runs.items():
+                first = done % len(turns)  # none is favoured by its place in the round
+                for name, run in turns[first:] + turns[:first]:
                     n = calls[name]
                     run()  # what ran before was another candidate
                     start = clock()
