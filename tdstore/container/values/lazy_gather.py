@@ -21,11 +21,19 @@ from torch import Tensor
 MANY = 16
 """From so many values on it pays."""
 _PRUNE = 64
+_SHARED = 4096
+
+
+def counted(n: int) -> Tensor:
+    """Return the positions of values that lie in order; those of a batch are one shared tensor, which is never written.
+
+    More of them are not kept: 64 lengths of a million would hold half a gigabyte.
+    """
+    return _shared(n) if n <= _SHARED else _shared.__wrapped__(n)
 
 
 @functools.lru_cache(64)
-def counted(n: int) -> Tensor:
-    """Return the positions of values that lie in order, one shared tensor: positions are never written."""
+def _shared(n: int) -> Tensor:
     return torch.from_numpy(np.arange(n))  # on the CPU, and real, whatever mode torch is in
 
 

@@ -30,6 +30,15 @@ def batch() -> TensorDict:
     return TensorDict({"s": [f"v{i}" for i in range(N)], "x": torch.arange(N)}, [N])
 
 
+def test_positions_of_many_values_are_not_kept():
+    assert lazy_gather.counted(64) is lazy_gather.counted(64)
+    many = lazy_gather.counted(1_000_000)
+    assert many[-1] == 999_999
+    gone = weakref.ref(many)
+    del many
+    assert gone() is None
+
+
 def test_nothing_is_fetched_before_somebody_looks():
     looked = []
 
