@@ -26,13 +26,13 @@ WAYS = {
 def test_a_relative_path_is_that_of_the_call(tmp_path, monkeypatch, way):
     (tmp_path / "first").mkdir(), (tmp_path / "second").mkdir()
     monkeypatch.chdir(tmp_path / "first")
-    submit = saving.ThreadPoolExecutor.submit
+    submit = saving.ThreadPool.submit
 
     def moved(pool, run):
         os.chdir(tmp_path / "second")  # what the caller does next, before the thread begins
         return submit(pool, run)
 
-    monkeypatch.setattr(saving.ThreadPoolExecutor, "submit", moved)
+    monkeypatch.setattr(saving.ThreadPool, "submit", moved)
     WAYS[way](TensorDict({"a": torch.arange(3)}, [3]), "data").result()
     assert [path.name.split(".")[0] for path in (tmp_path / "first").iterdir()] == ["data"]
     assert not list((tmp_path / "second").iterdir())
