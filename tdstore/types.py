@@ -11,7 +11,6 @@ from datetime import datetime
 from types import EllipsisType
 from typing import IO, Any, Literal, SupportsIndex
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -151,7 +150,8 @@ class LeafSpec:
         return f"LeafSpec({self.shape}, {dtype_name(self.dtype)!r}{extra})"
 
 
-class Read(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Read:
     """Ask for `leaf[index]`, in memory of its own or in `out` (same shape and dtype, any strides, CPU)."""
 
     path: Path
@@ -159,7 +159,8 @@ class Read(msgspec.Struct, frozen=True):
     out: Tensor | None = None
 
 
-class Write(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Write:
     """Put `value` (exactly the shape and dtype of `leaf[index]`, CPU unless the store says otherwise) at `index`."""
 
     path: Path
