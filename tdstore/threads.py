@@ -13,7 +13,8 @@ T = TypeVar("T")
 class ThreadPool(ThreadPoolExecutor):
     """A pool whose tasks the caller does where no thread starts any more: after the main thread ended.
 
-    Other threads and exit hooks of a program outlive that. Tasks must not wait for one another.
+    Other threads and exit hooks of a program outlive that. Tasks must not wait for one another, and one may be
+    done twice where the system refuses a thread.
 
     Example:
         >>> with ThreadPool(1) as pool:

@@ -199,7 +199,7 @@ class CheckedStore(Store, Generic[L]):
             raise refusals.closed(self.url)
         if not self.writable:
             raise self._read_only()
-        if self._pid is not None and self._pid != os.getpid():  # `_forked`, of every change
+        if self._forked:
             raise refusals.forked(self.url)
 
     def _read_only(self) -> ReadOnlyError:

@@ -201,6 +201,21 @@ def open_plain(name: str, parent: int, flags: int = os.O_RDONLY) -> int:
     return fd
 
 
+def still_named(info: os.stat_result, name: str, parent: int) -> bool:
+    """Check whether an open file has its name still; some network file systems count no links.
+
+    Args:
+        info: of the open file.
+        name, parent: the name in a folder, and the folder's descriptor.
+    """
+    if info.st_nlink:
+        return True
+    try:
+        return os.path.samestat(info, os.stat(name, dir_fd=parent, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
 def is_foreign(error: OSError) -> bool:
     """Check whether opening failed because the entry is not a file or folder of a store."""
     return isinstance(error, NotRegularError) or error.errno in _NOT_OURS
@@ -216,12 +231,9 @@ def read_small(name: str, parent: int, limit: int) -> bytes:
     Raises:
         CorruptStoreError: a larger file.
     """
-    fd = os.open(name, SAFE, dir_fd=parent)
+    fd = open_plain(name, parent)
     try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise NotRegularError(errno.ELOOP, "not a plain file", name)
-        size = info.st_size
+        size = os.fstat(fd).st_size
         if size > limit:
             raise CorruptStoreError(f"{name} has {size} bytes, more than the {limit} that a reader accepts")
         parts, total = [], 0
@@ -560,14 +572,9 @@ def lock(fd: int, *, exclusive: bool, timeout: float, url: str, what: str = "the
     Raises:
         StoreBusyError: another process still holds it.
     """
-    kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
-    deadline, pause = 0.0, 0.001
-    while True:
-        try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            deadline = deadline or time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
+    pause = 0.001
+    while not try_lock(fd, exclusive=exclusive):
         if time.monotonic() >= deadline:
             raise refusals.busy(f"{what} of {url}", "another process", timeout, how="locked by")
         time.sleep(pause)

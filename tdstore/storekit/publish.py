@@ -245,7 +245,7 @@ class Site:
 
     def _published(self, sync: bool) -> None:
         self.temp = ""
-        self._made.clear()  # as `keep_parents`
+        self.keep_parents()
         if sync:
             files.fsync(self.parent)
 

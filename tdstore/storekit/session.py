@@ -398,7 +398,7 @@ class Session:
                 self.resume()
 
     def _append(self, event: dict[str, object], *, sync: bool = False) -> bool:
-        """Append to the log; return False where another session has put a shorter one in its place meanwhile."""
+        """Append to the log, and note its length; return False where a shorter one has taken its place meanwhile."""
         fd = os.open(NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | files.SAFE, 0o666, dir_fd=self.root)
         try:
             files.append(fd, _line(event))
@@ -406,7 +406,7 @@ class Session:
                 files.fsync(fd)
             info = os.fstat(fd)
             self._long_log = info.st_size > _LONG_LOG
-            return info.st_nlink > 0
+            return files.still_named(info, NAME, self.root)
         finally:
             os.close(fd)
 
@@ -435,7 +435,7 @@ class Session:
 
     def _others_write(self) -> bool:
         """Check whether another session is open, by those of this process and by the log."""
-        if len(own_sessions(self.key)) > (not self.ended):
+        if any(other is not self for other in own_sessions(self.key)):
             return True
         return (log := read_log(self.root)) is not None and not log.opened.keys() <= {self.id}
 
@@ -458,7 +458,10 @@ def _shorten_log(root: int, *, sync: bool) -> None:
         log = read_log(root, data)
         if log is None or log.torn or len(lines := log.lines()) > len(data) // 2:
             return
-        files.replace_file(NAME, root, lines, sync=sync)
+        try:
+            files.replace_file(NAME, root, lines, sync=sync)
+        except OSError:
+            return  # no room: the long log says the same
         if rest := os.read(old, os.fstat(old).st_size):
             new = files.open_plain(NAME, root, os.O_WRONLY | os.O_APPEND)
             try:

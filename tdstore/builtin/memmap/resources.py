@@ -148,7 +148,7 @@ class Hold:
             fd = files.open_plain(session.NAME, self.root)
             try:
                 files.lock(fd, exclusive=True, timeout=timeout, url=self.url, what="the log")
-                there = os.fstat(fd).st_nlink > 0  # not replaced by a shorter one while this waited
+                there = files.still_named(os.fstat(fd), session.NAME, self.root)  # else a shorter one replaced it
             except BaseException:
                 os.close(fd)
                 raise

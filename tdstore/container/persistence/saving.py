@@ -19,7 +19,7 @@ from tdstore.container.core.preallocation import mark_allocated
 from tdstore.container.functions.schema import SchemaEntry, allocation, flat_schema, in_memory_entry
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import allocate, open_container, over, write
-from tdstore.container.values.codecs import PICKLING
+from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import InvalidTypeError, LockedError, OptionError, StoreExistsError, UnsupportedError
 from tdstore.header import Group
@@ -128,11 +128,8 @@ class SavingMixin(Container):
             options["trust"] = trust
 
         def run() -> Any:
-            pickles = PICKLING.set(trust is True)
-            try:
+            with pickling(trust is True):
                 handle = write(self, where, storage, how, options, progress)
-            finally:
-                PICKLING.reset(pickles)
             td = over(handle)
             _lock_stored(td, handle)
             td._undo = "close"  # with td.save(...) as saved: closes it

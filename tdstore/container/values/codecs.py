@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from tdstore.values import JSON
 
 AnyEnum = TypeVar("AnyEnum", bound=type[enum.Enum])
-PICKLING: ContextVar[bool] = ContextVar("pickling", default=False)
-"""What `pickling` sets."""
+_pickling: ContextVar[bool] = ContextVar("pickling", default=False)
 _trusting: ContextVar[bool] = ContextVar("trusting", default=False)
 
 
@@ -45,7 +44,7 @@ class pickling(_Within):  # noqa: N801 - reads as a statement: `with pickling(Tr
     """Allow or refuse the pickling of values within a `with` block; saved data is not unpickled."""
 
     __slots__ = ()
-    _variable = PICKLING
+    _variable = _pickling
 
 
 class trusting(_Within):  # noqa: N801
@@ -76,7 +75,7 @@ def from_plain(data: Any) -> Any:
 def _encoded(value: object) -> tuple[str, Any] | None:
     codec = next((c for c in registry().codecs() if c.kind is type(value)), None)
     if codec is None:
-        return (PICKLE, _pickled(value)) if PICKLING.get() else None
+        return (PICKLE, _pickled(value)) if _pickling.get() else None
     with _by(codec):
         return codec.name, codec.encode(value)
 

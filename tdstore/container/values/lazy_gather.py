@@ -29,12 +29,14 @@ def counted(n: int) -> Tensor:
 
     More of them are not kept: 64 lengths of a million would hold half a gigabyte.
     """
-    return _shared(n) if n <= _SHARED else _shared.__wrapped__(n)
+    return _shared(n) if n <= _SHARED else _positions(n)
 
 
-@functools.lru_cache(64)
-def _shared(n: int) -> Tensor:
+def _positions(n: int) -> Tensor:
     return torch.from_numpy(np.arange(n))  # on the CPU, and real, whatever mode torch is in
+
+
+_shared = functools.lru_cache(64)(_positions)
 
 
 class LazyGather:

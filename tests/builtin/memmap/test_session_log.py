@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import time
@@ -133,6 +134,26 @@ def test_event_that_comes_between(tmp_path: FsPath, monkeypatch: pytest.MonkeyPa
     found = session.read_log(files.open_dir(tmp_path / "d"))
     assert found is not None and "beside" in found.opened
     td.close()
+
+
+def test_no_room_for_a_shorter_log(tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The long one stays, and a session ends in order all the same."""
+    td = dataset(tmp_path / "d")
+    sent, replace = pickle.dumps(td), files.replace_file
+    full: list[str] = []
+
+    def refused(name: str, parent: int, data: Any, **options: Any) -> None:
+        if name == session.NAME:
+            full.append(name)
+            raise OSError(errno.ENOSPC, "no space left")
+        replace(name, parent, data, **options)
+
+    monkeypatch.setattr(files, "replace_file", refused)
+    for _ in range(60):
+        pickle.loads(sent).close()
+    assert full
+    td.close()
+    assert not log_of(tmp_path / "d").exists()
 
 
 def test_begins_while_the_log_is_replaced(tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch) -> None:
