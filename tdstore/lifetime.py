@@ -2,7 +2,8 @@
 
 A finalizer may run in any thread, at any line, with any lock held. So it does no I/O here: it puts what has to be done
 into a queue. A background thread does it soon; `settle` does it at once. What is left at the end of the interpreter, or
-of a process of `multiprocessing`, is done there.
+of a process of `multiprocessing`, is done there: when the main thread ended all is committed, and after the exit hooks
+of the program, which may still write, all is closed.
 
 The thread waits for `DELAY` seconds first. Programs drop a dataset and remove its folder in one breath, as the end of
 a `with TemporaryDirectory()` does; a commit that writes files meanwhile would make the removal fail.
@@ -20,6 +21,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
@@ -57,6 +59,8 @@ class Ending:
             not refer to it.
         action: what to do. It may do I/O, take locks and raise; it may run in another thread.
         place: what the action commits, for the message when it fails.
+        commit: what to do before exit hooks of the program run, which may go on with the owner; it must not refer to
+            it either. It is called several times.
 
     Example:
         >>> class Recording:
@@ -70,10 +74,13 @@ class Ending:
         ['committed']
     """
 
-    __slots__ = ("__weakref__", "_action", "_due", "_owner", "_pid", "_place")
+    __slots__ = ("__weakref__", "_action", "_commit", "_due", "_owner", "_pid", "_place")
 
-    def __init__(self, owner: object | None, action: Callable[[], None], place: str) -> None:
+    def __init__(
+        self, owner: object | None, action: Callable[[], None], place: str, commit: Callable[[], None] | None = None
+    ) -> None:
         self._action: Callable[[], None] | None = action
+        self._commit = commit
         self._place = place
         self._due: float | None = None
         self._pid = os.getpid()
@@ -95,7 +102,7 @@ class Ending:
         self._take()
 
     def _take(self) -> Callable[[], None] | None:
-        action, self._action, self._owner = self._action, None, None
+        action, self._action, self._commit, self._owner = self._action, None, None, None
         _state.endings.pop(id(self), None)
         _state.dropped.pop(id(self), None)
         return action if self._pid == os.getpid() else None
@@ -213,6 +220,8 @@ class _State:
         """Held while queued actions run, and around a fork."""
         self.starting = threading.Lock()
         self.thread: threading.Thread | None = None
+        self.hooks = False
+        """Whether exit hooks run, or will soon: the main thread ended."""
         self.ended = threading.Event()
 
 
@@ -266,8 +275,69 @@ def _start() -> None:
     if state.thread is None and not state.ended.is_set():
         with state.starting:
             if state.thread is None:
-                state.thread = threading.Thread(target=_work, args=(state,), name="tdstore-closing", daemon=True)
-                state.thread.start()
+                thread = threading.Thread(target=_work, args=(state,), name="tdstore-closing", daemon=True)
+                with suppress(
+                    RuntimeError
+                ):  # the main thread ended, after which Python 3.12 starts none: `_end` is left
+                    thread.start()
+                    state.thread = thread
+
+
+def _commit(*, close_restructured: bool) -> None:
+    """Commit everything, and leave it open for exit hooks of the program.
+
+    Args:
+        close_restructured: close stores whose structure is being changed: only `close` commits their rows and drops
+            the rest. Otherwise they are left alone.
+    """
+    state = _state
+    state.hooks = True
+    settle()
+    for ending in list(state.endings.values()):
+        if (commit := ending._commit) is not None:
+            _try(commit, ending._place)
+    for store in [*state.changed.values(), *state.resident]:
+        if not store.restructured:
+            _try(partial(_commit_store, store), store.url)
+        elif close_restructured:
+            _close(store)
+
+
+def _commit_store(store: Closable) -> None:
+    header = store.load_header()
+    if header:  # without one it is a new dataset that its writer never finished
+        store.save_header(header)
+
+
+def _try(commit: Callable[[], None], place: str) -> None:
+    try:
+        with _state.running:
+            commit()
+    except Exception as error:  # `_end` tries again, and reports
+        logger.debug("tdstore: committing %s: %s", place, error)
+
+
+def _close(store: Closable) -> None:
+    with _state.running:
+        Ending(None, store.close, store.url)._report()
+    unregister(store)
+
+
+def make_way(url: str | None) -> bool:
+    """Close a store for an exit hook that opens its place again; return whether there was one.
+
+    Before exit hooks run nothing is closed: a program that opens twice what admits one writer is told so.
+    """
+    if not _state.hooks or url is None:
+        return False
+    stores = [store for store in [*_state.changed.values(), *_state.resident] if store.url == url]
+    endings = [ending for ending in list(_state.endings.values()) if ending._place == url]
+    for ending in endings:
+        with _state.running:
+            ending._report()
+    for store in stores:
+        _close(store)
+    return bool(stores or endings)
 
 
 def _end() -> None:
@@ -279,9 +349,7 @@ def _end() -> None:
         with state.running:
             ending._report()
     for store in [*state.changed.values(), *state.resident]:
-        with state.running:
-            Ending(None, store.close, store.url)._report()
-        unregister(store)
+        _close(store)
     if state.thread is not None and state.thread is not threading.current_thread():
         state.queue.put(None)
         state.thread.join(1.0)
@@ -296,8 +364,8 @@ def _at_exit(kind: type | None = None) -> None:
     if kind in _known:
         return
     _known.add(kind)
-    atexit.unregister(_end)
-    atexit.register(_end)
+    atexit.unregister(_commit_before_libraries)
+    atexit.register(_commit_before_libraries)
     _before_threads_end()
 
 
@@ -311,27 +379,35 @@ def _before_threads_end() -> None:
 
 
 def _end_in_time() -> None:
-    """Commit while executors still take work; close as well, unless other threads go on writing until `atexit`.
+    """Commit while executors still take work; close as well where no exit hook follows.
 
-    A store whose structure is being changed waits for `atexit`: only `close` commits its rows and drops the rest.
+    A store whose structure is being changed waits for other threads that go on writing.
     """
-    current = threading.current_thread()
-    writers = any(t is not current and not t.daemon for t in threading.enumerate())
-    if not writers or multiprocessing.parent_process() is not None:
+    if multiprocessing.parent_process() is not None:
         _end()
         return
-    for store in [s for s in _state.changed.values() if not s.restructured]:
-        try:
-            header = store.load_header()
-            if header:  # without one it is a new dataset that its writer never finished
-                store.save_header(header)
-        except Exception as error:  # `_end` tries again, and reports
-            logger.debug("tdstore: committing %s: %s", store.url, error)
+    current = threading.current_thread()
+    _commit(close_restructured=all(t is current or t.daemon for t in threading.enumerate()))
+
+
+def _commit_before_libraries() -> None:
+    """Commit what threads and hooks wrote since the main thread ended; libraries of stores have not been shut down."""
+    _commit(close_restructured=True)
 
 
 def _end_after_hooks() -> None:
-    """Close what exit hooks of the program opened: `_end` ran before them, or is not called any more."""
+    """Close everything: no hook that was registered after the import of this module is left."""
     _end()
+    for function in _after_end:
+        function()
+
+
+_after_end: list[Callable[[], None]] = []
+
+
+def call_after_end(function: Callable[[], None]) -> None:
+    """Call a function when the interpreter ends, after all stores were closed. It must not raise."""
+    _after_end.append(function)
 
 
 atexit.register(_end_after_hooks)  # registered first, it runs last

@@ -226,6 +226,50 @@ def test_what_an_exit_hook_opens_is_committed(kind: str, before: str, tmp_path: 
         assert td["a"].tolist() == [5, 1]
 
 
+OPENED_BEFORE_A_HOOK = """
+import atexit, sys, torch, tdstore
+from tdstore import TensorDict
+
+def hook():
+    if sys.argv[3] == "opens again":
+        with tdstore.open(sys.argv[1], "r+") as again:
+            again.set_at_("a", torch.ones(3), 2)
+        return
+    td["a"][1] = 7  # of live tensors: it changed a file whose checksums were written, which was damaged then
+    td.set_at_("a", torch.ones(3), 2)
+    td["b"] = torch.ones(4)
+
+if sys.argv[2] == "first":
+    atexit.register(hook)
+td = tdstore.open(sys.argv[1], "r+")
+td.set_at_("a", torch.ones(3), 0)
+if sys.argv[2] == "last":
+    atexit.register(hook)
+"""
+
+
+@pytest.mark.parametrize("registered", ["first", "last"])
+@pytest.mark.parametrize("kind", ["memmap", "h5", "zarr", "file", "tdz"])
+def test_an_exit_hook_writes_to_what_was_open(kind: str, registered: str, tmp_path: Path) -> None:
+    place = f"file://{tmp_path}/d" if kind == "file" else f"{tmp_path}/d.{kind}"
+    tdstore.TensorDict({"a": torch.zeros(4, 3)}, [4]).save(place).close()
+    done = scripts.run(OPENED_BEFORE_A_HOOK, place, registered, "goes on")
+    assert (done.status, done.errors) == (0, "")
+    with tdstore.open(place) as td:
+        assert td["a"][:, 0].tolist() == [1, 7 * (kind in ("memmap", "tdz")), 1, 0]
+        assert td["b"].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("kind", ["h5", "zarr"])
+def test_an_exit_hook_opens_again_what_admits_one_writer(kind: str, tmp_path: Path) -> None:
+    place = f"{tmp_path}/d.{kind}"
+    tdstore.TensorDict({"a": torch.zeros(4, 3)}, [4]).save(place).close()
+    done = scripts.run(OPENED_BEFORE_A_HOOK, place, "last", "opens again")
+    assert (done.status, done.errors) == (0, "")
+    with tdstore.open(place) as td:
+        assert td["a"][:, 0].tolist() == [1, 0, 1, 0]
+
+
 def test_the_end_of_a_process_of_multiprocessing(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(f"""

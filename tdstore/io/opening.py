@@ -22,6 +22,7 @@ from tdstore.errors import (
 from tdstore.header import Header
 from tdstore.hookspecs import Backend
 from tdstore.io.partial import Mark, incomplete, mark_of
+from tdstore.lifetime import make_way
 from tdstore.registry import registry
 from tdstore.store import Store
 from tdstore.types import Mode
@@ -134,6 +135,10 @@ def open_unread(
 def open_backend(backend: Backend, location: str | None, mode: Mode, options: Mapping[str, Any]) -> Store:
     """Open a store with the results of `find_backend`; `refuse_partial` judges its header, unless it is a new one."""
     try:
+        return registry().open(backend, location, mode=mode, **options)
+    except StoreBusyError as error:
+        if not make_way(error.url):
+            raise
         return registry().open(backend, location, mode=mode, **options)
     except StoreNotFoundError:
         if isinstance(location, str) and _build_at(location):

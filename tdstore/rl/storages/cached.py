@@ -158,7 +158,7 @@ class CachedTable(Table):
         self.handle, self.undo_rows = stored.handle, stored.undo_rows
         self._mirror = _mirror(stored)
         self._waiting = _Waiting(stored, self._mirror, min(limit, stored.capacity))
-        self._end = lifetime.Ending(self, self._waiting.drain, stored.handle.store.url)
+        self._end = lifetime.Ending(self, self._waiting.drain, stored.handle.store.url, commit=self._waiting.drain)
         self._written: list[Rows] = []
         self._old: tuple[Rows, list[Tensor]] | None = None
         self.publish = stored.publish

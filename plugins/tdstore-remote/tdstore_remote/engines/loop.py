@@ -8,13 +8,14 @@ seconds after its last request.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import concurrent.futures
 import os
 import threading
 import time
 from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any, TypeVar
+
+from tdstore.lifetime import call_after_end
 
 T = TypeVar("T")
 
@@ -70,7 +71,7 @@ def _note_answer(_: concurrent.futures.Future[Any]) -> None:
 
 
 def _quieten() -> None:
-    """Wait until native threads have released their objects. Hooks of stores, registered later, have run before."""
+    """Wait until native threads have released their objects. Stores have been closed before."""
     for future in list(_background):
         future.cancel()
     concurrent.futures.wait(list(_background), QUIET)
@@ -78,7 +79,7 @@ def _quieten() -> None:
         time.sleep(rest)
 
 
-atexit.register(_quieten)
+call_after_end(_quieten)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
