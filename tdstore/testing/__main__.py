@@ -103,6 +103,9 @@ def check(backend: Backend, args: argparse.Namespace, options: dict[str, object]
             "--import-mode=importlib",
             "-p",
             "no:cacheprovider",
+            # It puts handlers on each logger of torch thrice a test, which takes a tenth of the kit.
+            "-p",
+            "no:logging",
             "-q",
             "-W",
             "ignore::pytest.PytestAssertRewriteWarning",

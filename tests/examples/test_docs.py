@@ -185,6 +185,7 @@ def shell(tmp_path: Path) -> Iterator[dict[str, str]]:
         # Only what the reader has installed: other plugins of pytest that are here import zarr and more at each start.
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTEST_PLUGINS": "_hypothesis_pytestplugin",
+        "PYTEST_ADDOPTS": "-p no:logging",  # handlers on each logger of torch, thrice a test
     }
     python = home / "bin" / "python"
     with subprocess.Popen(
