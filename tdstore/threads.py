@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -31,9 +33,28 @@ class ThreadPool(ThreadPoolExecutor):
 
 
 def _done(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-    done: Future[T] = Future()
+    # The traceback of an error holds this frame, which must not hold the error by its future.
+    done: list[Future[T]] = [Future()]
     try:
-        done.set_result(fn(*args, **kwargs))
+        done[0].set_result(fn(*args, **kwargs))
     except BaseException as error:
-        done.set_exception(error)
-    return done
+        done[0].set_exception(error)
+    return done.pop()
+
+
+def without_frames(fn: Callable[P, T]) -> Callable[P, T]:
+    """Have tracebacks of errors of a function keep no local variables.
+
+    For a task of an object that keeps its future: the frames refer to the object, which then refers to itself.
+    """
+
+    @functools.wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return fn(*args, **kwargs)
+        except BaseException as error:
+            del args, kwargs
+            traceback.clear_frames(error.__traceback__)
+            raise
+
+    return call

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,24 @@ def test_a_task_that_runs_in_the_caller_fails_in_its_future() -> None:
     assert pool.submit(divmod, 7, 2).result() == (3, 1)
     with pytest.raises(ZeroDivisionError):
         pool.submit(divmod, 7, 0).result()
+
+
+def test_an_error_in_the_thread_of_the_caller_refers_to_no_frame_that_keeps_it() -> None:
+    class Sentinel:
+        pass
+
+    def fail(sentinel: Sentinel) -> None:
+        raise ValueError("no")
+
+    pool = ThreadPool(1)
+    pool.shutdown()
+    sentinel = Sentinel()
+    known = weakref.ref(sentinel)
+    gc.collect()
+    gc.disable()
+    try:
+        assert str(pool.submit(fail, sentinel).exception()) == "no"
+        del sentinel
+        assert known() is None
+    finally:
+        gc.enable()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -46,6 +46,7 @@ from tdstore.rl.storages.indices import is_key
 from tdstore.rl.storages.lists import ListStorage
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
 from tdstore.rl.types import Priorities, RowIndex, Rows, SamplerPart, StoragePart, Transform, WriterPart
+from tdstore.threads import ThreadPool, without_frames
 
 T = TypeVar("T")
 
@@ -133,7 +134,7 @@ class ReplayBuffer(RowAccess, Resumable):
         self._transforms: list[tuple[Any, bool]] = []
         if (transform := transforms_of(transform, transform_factory)) is not None:
             self.append_transform(transform)
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: ThreadPool | None = None
         self._pending: deque[Future[Any]] = deque()
         self._generator: torch.Generator | None = None
         self._marked: deque[Any] = deque()
@@ -453,7 +454,7 @@ class ReplayBuffer(RowAccess, Resumable):
 
     def _prefetched(self, size: int) -> tuple[Any, dict[Any, Any]]:
         with self._lock:
-            self._pool = self._pool or ThreadPoolExecutor(self._prefetch, thread_name_prefix="tdstore-prefetch")
+            self._pool = self._pool or ThreadPool(self._prefetch, thread_name_prefix="tdstore-prefetch")
             if not self._pending:
                 self._fill(size, 1)
             future = self._pending.popleft()
@@ -483,9 +484,11 @@ class ReplayBuffer(RowAccess, Resumable):
                 self._latest = self._pool.submit(self._read_foreign, size, self._latest)
                 self._pending.append(self._latest)
 
+    @without_frames
     def _read(self, slots: Any, info: dict[Any, Any], ran_out: bool) -> tuple[Any, dict[Any, Any], bool]:
         return self._finished(self._storage.take_slots(slots), info), info, ran_out
 
+    @without_frames
     def _read_foreign(self, size: int, before: Future[Any] | None) -> tuple[Any, dict[Any, Any], bool]:
         if before is not None:
             wait([before])  # batches are sampled in the order in which they are given
@@ -520,8 +523,7 @@ class ReplayBuffer(RowAccess, Resumable):
 
     def next(self) -> Any:
         """Return the next batch of the pass; None when it is over."""
-        if self._iterator is None:
-            self._iterator = iter(self)
+        self._iterator = self._iterator or iter(self)
         batch = next(self._iterator, None)
         if batch is None:
             self._iterator = None
@@ -580,10 +582,8 @@ class ReplayBuffer(RowAccess, Resumable):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for another process, without threads."""
-        state = self.__dict__.copy()
-        for name in ("_lock", "_pool", "_pending", "_latest", "_iterator", "_marked", "_writing"):
-            state.pop(name, None)
-        return state
+        left_out = ("_lock", "_pool", "_pending", "_latest", "_iterator", "_marked", "_writing")
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Listen to the storage again."""
