@@ -1,11 +1,14 @@
-"""A thread pool that works until the interpreter ends."""
+"""A thread pool that works until the interpreter ends; steps that Ctrl-C does not divide."""
 
 from __future__ import annotations
 
 import functools
+import signal
+import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import FrameType
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -56,5 +59,29 @@ def without_frames(fn: Callable[P, T]) -> Callable[P, T]:
             del args, kwargs
             traceback.clear_frames(error.__traceback__)
             raise
+
+    return call
+
+
+def uninterrupted(fn: Callable[P, T]) -> Callable[P, T]:
+    """Have Ctrl-C wait for the end of a function, which must be short: what it does cannot be half done.
+
+    Its error is raised after the function, instead of the result. The callbacks of a library in C, which may lose
+    errors, are not interrupted either.
+    """
+
+    @functools.wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler) or threading.current_thread() is not threading.main_thread():
+            return fn(*args, **kwargs)
+        came: list[FrameType | None] = []
+        signal.signal(signal.SIGINT, lambda _, frame: came.append(frame))
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            signal.signal(signal.SIGINT, handler)
+            if came:
+                handler(signal.SIGINT, came.pop())
 
     return call

@@ -47,6 +47,7 @@ from tdstore.storekit.budget import check_declared
 from tdstore.storekit.documents import PACKED_MOST
 from tdstore.storekit.publish import Site
 from tdstore.storekit.session import LOCK_TIMEOUT
+from tdstore.threads import uninterrupted
 from tdstore.types import MODES, Durable, Fault, Mode, Path, Recover, Verify, path_text
 
 _ATTEMPTS = 50
@@ -300,37 +301,44 @@ class MemmapStore(MemmapLeaves):
                     return
                 raise refusals.overtaken(self.url, OVERTAKEN)
             self._writer.complete()
-            step = plan_step(self._header, header, self._recorded, self._files.values()) if raw else None
-            if step == ([], []):  # no checksum and no length differs
-                self._writer.sync()
-                self._committed_as(raw)
-                return
-            if step is not None:
-                line = documents.encode_step(*step)
-                if has_room(raw, line):
-                    self._writer.sync()
-                    append_step(hold.root, raw, line, sync=self._sync)
-                    self._header = header
-                    self._committed_as(raw + line)
-                    return
-            before = {known.file for known in self._recorded if known.file} if raw else set()
-            after = {leaf.file for leaf in self._files.values() if leaf.file}
-            drop = sorted(before - after)
-            add = sorted(leaf.file for leaf in self._files.values() if leaf.temp is not None)
-            if add or drop:
-                hold.session.note(add, drop)
+            self._record(header, raw)
+
+    @uninterrupted
+    def _record(self, header: Header, raw: bytes) -> None:
+        """Write what changed into the manifest, whose bytes were `raw`, and put new files in their places."""
+        hold = self._hold
+        assert hold.session is not None
+        step = plan_step(self._header, header, self._recorded, self._files.values()) if raw else None
+        if step == ([], []):  # no checksum and no length differs
             self._writer.sync()
-            self._header, before_that = header, self._header
-            placed = self._writer.place()
-            try:
-                self._write_meta(header)
-                self._write_manifest(logged=step is not None)  # rows that are added are added again, mostly
-            except BaseException:
-                self._header = before_that
-                self._writer.place_back(placed)
-                raise
-            self._writer.settle(placed)
-            hold.unlink(drop)
+            self._committed_as(raw)
+            return
+        if step is not None:
+            line = documents.encode_step(*step)
+            if has_room(raw, line):
+                self._writer.sync()
+                append_step(hold.root, raw, line, sync=self._sync)
+                self._header = header
+                self._committed_as(raw + line)
+                return
+        before = {known.file for known in self._recorded if known.file} if raw else set()
+        after = {leaf.file for leaf in self._files.values() if leaf.file}
+        drop = sorted(before - after)
+        add = sorted(leaf.file for leaf in self._files.values() if leaf.temp is not None)
+        if add or drop:
+            hold.session.note(add, drop)
+        self._writer.sync()
+        self._header, before_that = header, self._header
+        placed = self._writer.place()
+        try:
+            self._write_meta(header)
+            self._write_manifest(logged=step is not None)  # rows that are added are added again, mostly
+        except BaseException:
+            self._header = before_that
+            self._writer.place_back(placed)
+            raise
+        self._writer.settle(placed)
+        hold.unlink(drop)
 
     def _is_restructured(self) -> bool:
         now = {leaf.path: (leaf.shape, leaf.dtype) for leaf in self._files.values()}

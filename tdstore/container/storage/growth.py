@@ -466,23 +466,31 @@ def _in_store(growth: Growth) -> Step:
     plan = _Plan(growth)
     before = dict(handle.groups), dict(handle.specs)
 
-    def do() -> None:
+    def change() -> None:
         store = handle.store
-        with handle.changing():
-            try:
-                if plan.fresh:
-                    store.create(plan.fresh)
-                store.resize(plan.lengths)
-                for writes in filter(None, plan.writes()):
-                    store.write(writes)
-                if plan.gone:
-                    store.delete(plan.gone)
-                handle.commit(plan.groups, plan.specs)
-            except BaseException as error:
-                if Cap.DISCARD not in store.caps:
-                    _take_back(handle, plan, error)
-                raise
-        _follow(growth)
+        try:
+            if plan.fresh:
+                store.create(plan.fresh)
+            store.resize(plan.lengths)
+            for writes in filter(None, plan.writes()):
+                store.write(writes)
+            if plan.gone:
+                store.delete(plan.gone)
+            handle.commit(plan.groups, plan.specs)
+        except BaseException as error:
+            if Cap.DISCARD not in store.caps:
+                _take_back(handle, plan, error)
+            raise
+
+    def do() -> None:
+        try:
+            with handle.changing():
+                change()
+            _follow(growth)
+        except BaseException:
+            for node in growth.nodes:  # an interrupt may come after the commit
+                node._catch_up()
+            raise
         if growth.length < growth.old:
             give_back(handle, [(*_bound_to(entry.node)[1], entry.key) for entry in growth.values])
 

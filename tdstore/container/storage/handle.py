@@ -330,6 +330,9 @@ class StoreHandle:
             if revocable:
                 try:
                     store.discard()
+                    header = store.load_header()
+                    if header and dict(header.groups) != self.groups:  # an interrupt came when the store had committed
+                        self.reload()
                 except TDStoreError as second:
                     error.add_note(f"{store.url} could not be put back ({second}): open it again")
             raise
@@ -465,14 +468,11 @@ class StoreHandle:
         if token is not None:
             backend = self.store.opened_as or backend  # which differ where an opener handed over to another backend
         else:
-            mode: Mode = "r+" if self.store.writable else "r"
             if self.location is None:
-                raise StoreError(
-                    f"{self.store.url} has no location to be opened again by",
-                    url=self.store.url,
-                    hint="save() it first",
-                )
-            token = (self.location, mode, self.options)
+                text = f"{self.store.url} has no location to be opened again by"
+                raise StoreError(text, url=self.store.url, hint="save() it first")
+            mode: Mode = "r+" if self.store.writable else "r"
+            token = self.location, mode, self.options
         if self.trusted:
             token = (*token[:2], {**token[2], "trust": True})
         return rebuild, ("StoreHandle", backend, token)
@@ -484,8 +484,7 @@ def _unbatched(data: Rounds[Tensor], batch_size: tuple[int, ...] | None) -> Roun
 
 def reopened(backend: str, token: tuple[Any, Mode, dict[str, Any]]) -> StoreHandle:
     """Open the dataset that a pickle refers to."""
-    location, mode, options = token
-    return StoreHandle.open(location, storage=backend, mode=mode, **options)
+    return StoreHandle.open(token[0], storage=backend, mode=token[1], **token[2])
 
 
 def without(groups: Mapping[Path, Group], gone: Iterable[Path]) -> dict[Path, Group]:
