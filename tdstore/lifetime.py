@@ -276,9 +276,7 @@ def _start() -> None:
         with state.starting:
             if state.thread is None:
                 thread = threading.Thread(target=_work, args=(state,), name="tdstore-closing", daemon=True)
-                with suppress(
-                    RuntimeError
-                ):  # the main thread ended, after which Python 3.12 starts none: `_end` is left
+                with suppress(RuntimeError):  # after the main thread ended, Python 3.12 starts none: `_end` is left
                     thread.start()
                     state.thread = thread
 

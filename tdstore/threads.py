@@ -67,7 +67,7 @@ def uninterrupted(fn: Callable[P, T]) -> Callable[P, T]:
     """Have Ctrl-C wait for the end of a function, which must be short: what it does cannot be half done.
 
     Its error is raised after the function, instead of the result. The callbacks of a library in C, which may lose
-    errors, are not interrupted either.
+    errors, are not interrupted either. A second Ctrl-C does not wait.
     """
 
     @functools.wraps(fn)
@@ -76,7 +76,12 @@ def uninterrupted(fn: Callable[P, T]) -> Callable[P, T]:
         if not callable(handler) or threading.current_thread() is not threading.main_thread():
             return fn(*args, **kwargs)
         came: list[FrameType | None] = []
-        signal.signal(signal.SIGINT, lambda _, frame: came.append(frame))
+
+        def keep(_: int, frame: FrameType | None) -> None:
+            came.append(frame)
+            signal.signal(signal.SIGINT, handler)
+
+        signal.signal(signal.SIGINT, keep)
         try:
             return fn(*args, **kwargs)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import weakref
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.threads import ThreadPool
+from tdstore.threads import ThreadPool, uninterrupted
 from tests import scripts
 
 LATE = """
@@ -79,3 +80,25 @@ def test_an_error_in_the_thread_of_the_caller_refers_to_no_frame_that_keeps_it()
         assert known() is None
     finally:
         gc.enable()
+
+
+def test_an_interrupt_waits_for_the_end_of_a_step_and_a_second_one_does_not() -> None:
+    done: list[int] = []
+
+    @uninterrupted
+    def work(interrupts: int) -> None:
+        for number in range(interrupts):
+            signal.raise_signal(signal.SIGINT)
+            done.append(number)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for interrupts in (1, 2):
+            done.clear()
+            with pytest.raises(KeyboardInterrupt):
+                work(interrupts)
+            assert done == [0]
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        work(0)
+    finally:
+        signal.signal(signal.SIGINT, before)
