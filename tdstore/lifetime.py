@@ -381,16 +381,31 @@ def _end_in_time() -> None:
 
     A store whose structure is being changed waits for other threads that go on writing.
     """
+    current = threading.current_thread()
     if multiprocessing.parent_process() is not None:
         _end()
-        return
-    current = threading.current_thread()
-    _commit(close_restructured=all(t is current or t.daemon for t in threading.enumerate()))
+    else:
+        _commit_or_end(close_restructured=all(t is current or t.daemon for t in threading.enumerate()))
 
 
 def _commit_before_libraries() -> None:
     """Commit what threads and hooks wrote since the main thread ended; libraries of stores have not been shut down."""
-    _commit(close_restructured=True)
+    _commit_or_end(close_restructured=True)
+
+
+def _commit_or_end(*, close_restructured: bool) -> None:
+    """Commit, or close where daemon threads of the program run, which never end.
+
+    Between the steps of a change that one of them makes, only `close` knows what to drop.
+    """
+    if any(t.daemon and not t.name.startswith(_OURS) for t in threading.enumerate() if t is not _state.thread):
+        _end()
+    else:
+        _commit(close_restructured=close_restructured)
+
+
+_OURS = ("tdstore-", "zarr_", "fsspec")
+"""Daemon threads that do nothing but what others ask them for."""
 
 
 def _end_after_hooks() -> None:

@@ -260,6 +260,33 @@ def test_an_exit_hook_writes_to_what_was_open(kind: str, registered: str, tmp_pa
         assert td["b"].tolist() == [1] * 4
 
 
+BESIDE_A_DAEMON = """
+import atexit, sys, threading, torch, tdstore
+
+@atexit.register
+def hook():
+    try:
+        td.set_at_("a", torch.ones(3), 2)
+    except tdstore.errors.StoreClosedError:
+        print("closed")
+
+td = tdstore.open(sys.argv[1], "r+")
+td.set_at_("a", torch.ones(3), 0)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("kind", ["h5", "zarr", "file"])
+def test_beside_a_daemon_thread_a_store_is_closed_when_the_main_thread_ended(kind: str, tmp_path: Path) -> None:
+    """The thread may be within an append; a commit then named rows that were not written, and left a damaged file."""
+    place = f"file://{tmp_path}/d" if kind == "file" else f"{tmp_path}/d.{kind}"
+    tdstore.TensorDict({"a": torch.zeros(4, 3)}, [4]).save(place).close()
+    done = scripts.run(BESIDE_A_DAEMON, place)
+    assert (done.status, done.errors, done.output) == (0, "", "closed\n")
+    with tdstore.open(place) as td:
+        assert td["a"][:, 0].tolist() == [1, 0, 0, 0]
+
+
 @pytest.mark.parametrize("kind", ["h5", "zarr"])
 def test_an_exit_hook_opens_again_what_admits_one_writer(kind: str, tmp_path: Path) -> None:
     place = f"{tmp_path}/d.{kind}"
