@@ -66,6 +66,8 @@ class FillingMixin(Container):
             return self
         if isinstance(entry, UnbatchedTensor):
             return self.set_(key, entry.holding(torch.full_like(entry.wrapped, value)))
+        if entry.is_nested:
+            return self.set_(key, torch.full_like(entry, value))
         return self.set_(key, torch.full((), value, dtype=entry.dtype, device=entry.device).expand(entry.shape))
 
     # -- new tensors of the same form ----------------------------------------------------------

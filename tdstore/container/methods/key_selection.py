@@ -168,12 +168,27 @@ class KeySelectionMixin(Container):
                 elif default is not NO_DEFAULT and default is not None:
                     part.set(name, default)
             parts.append(part)
-        rest = self.exclude(*used, inplace=inplace)
-        if self.is_locked and not inplace:
+        remaining = self._all_but(used)
+        if inplace:
+            rest = self._keep(remaining, True, "exclude")
+            return (*parts, rest if reproduce_struct else rest.filter_empty_())
+        # Nested ones are left out here, not dropped by filter_empty_: they are those of this TensorDict.
+        rest = self._selected(remaining if reproduce_struct else self._nonempty(remaining))
+        if self.is_locked:
             rest = rest.clone(recurse=False)  # the nested ones can be changed, too
-        if not reproduce_struct:
-            rest.filter_empty_()
         return (*parts, rest)
+
+    def _nonempty(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Leave out of a tree of keys what has no leaf; nested TensorDicts are named key by key."""
+        remaining: dict[str, Any] = {}
+        for key, sub in wanted.items():
+            if self._kind(key) != GROUP:
+                remaining[key] = None
+                continue
+            node = self._raw(key)
+            if below := node._nonempty(dict.fromkeys(node._first_keys()) if sub is None else sub):
+                remaining[key] = below
+        return remaining
 
     def _without_values(self) -> Any:
         """Return the nested TensorDicts alone, empty."""

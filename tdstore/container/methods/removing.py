@@ -134,6 +134,7 @@ class RemovingMixin(Container):
         Raises:
             KeyNotFoundError: there is no entry at `old_key`.
             KeyExistsError: `safe`, and there is an entry at `new_key`.
+            InvalidKeyError: `new_key` is below `old_key`: a TensorDict cannot be an entry of itself.
             LockedError: the TensorDict is locked.
 
         Example:
@@ -147,6 +148,11 @@ class RemovingMixin(Container):
         old, new = entry_path(old_key), entry_path(new_key)
         if old == new:
             return self
+        if new[: len(old)] == old:
+            raise errors.InvalidKeyError(
+                f"cannot rename {old_key!r} to {new_key!r}, which is below it",
+                hint="rename it to a key of its own, and that one to the key below",
+            )
         target: Any = self._node(new[:-1])
         if safe and target is not None and target._kind(new[-1]) is not None:
             raise errors.KeyExistsError(f"cannot rename {old_key!r}: there is an entry {new_key!r} already")

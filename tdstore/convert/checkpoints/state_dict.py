@@ -20,6 +20,7 @@ from torch import Tensor
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.locks import BOUND, MAPPED, READONLY, SHARED
 from tdstore.container.core.tensorclasses import class_of, takes, unwrap
+from tdstore.container.entries.nested_tensors import leaf_shape
 from tdstore.container.entries.unbatched import UnbatchedTensor
 from tdstore.container.functions.uneven_stacks import even
 from tdstore.container.storage.change_plan import Changes
@@ -288,9 +289,9 @@ class _Loading:
                 part.fresh[key] = value
             else:
                 part.writes[key] = value
-                if kind == LEAF and value.shape != td._leaf_shape(key):
+                if kind == LEAF and (shape := leaf_shape(value)) != td._leaf_shape(key):
                     raise BatchSizeError(
-                        f"{name!r} has shape {list(td._leaf_shape(key))}, and {list(value.shape)} in the state dict",
+                        f"{name!r} has shape {list(td._leaf_shape(key))}, and {list(shape)} in the state dict",
                         hint="assign=True accepts tensors of any shape",
                     )
         for key in td._first_keys():

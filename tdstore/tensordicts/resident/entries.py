@@ -28,6 +28,7 @@ from tdstore.index.index_terms import as_terms, torch_terms
 from tdstore.index.rows import put
 from tdstore.index.selection import checked_terms, index_shape
 from tdstore.ops.block_reductions import Reduction
+from tdstore.ops.rearrange import Padding
 from tdstore.ops.reduce import Over
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.base import TensorDictBase
@@ -373,6 +374,8 @@ class ResidentTree(TensorDictBase):
                 data[key] = value._move_tree(fn, new, names, n)
             elif is_batched(value):
                 data[key] = fn(value)
+            elif isinstance(value, UnbatchedTensor) and not isinstance(fn, Padding):
+                data[key] = value.for_batch(new)  # after padding it is the same object, of the batch before
             elif isinstance(value, NonTensor):
                 data[key] = value.move(fn)
             else:

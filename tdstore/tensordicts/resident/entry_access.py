@@ -85,7 +85,7 @@ class EntryTree(IndexedTree):
         if type(mine) is not Tensor or node._state & READONLY or mine.requires_grad or mine.is_nested:
             return None
         try:
-            return mine if mine.is_contiguous() else None
+            return mine if mine.is_contiguous() or 0 not in mine.stride() else None  # 0: elements that share memory
         except RuntimeError:  # what torch.vmap hands out does not tell
             return None
 

@@ -59,9 +59,9 @@ class LeafwiseTree(LockedTree):
         try:
             made = fn(leaves, *parts)
         except RuntimeError as error:
-            if not any(said in str(error) for said in _INTEGER_ERRORS):
+            if not (_without_rule(error, leaves) or any(said in str(error) for said in _INTEGER_ERRORS)):
                 raise
-            made = one_by_one(fn)(leaves, *parts)  # integers beside parameters, as in a batch norm
+            made = one_by_one(fn)(leaves, *parts)  # or integers beside parameters, as in a batch norm
         if differ:
             check_leaves(made, self._batch_size)
         td = self._with_leaves(iter(made))
@@ -228,7 +228,17 @@ def run_in_place(
         fn = one_by_one(fn)
     elif not is_compiling() and fn in NUMBER_AS_TENSOR:
         parts[0] = as_tensors(parts[0], leaves, plain=plain)
-    fn(leaves, *parts)
+    try:
+        fn(leaves, *parts)
+    except NotImplementedError as error:
+        if not _without_rule(error, leaves):
+            raise
+        one_by_one(fn)(leaves, *parts)
+
+
+def _without_rule(error: Exception, leaves: Sequence[Tensor]) -> bool:
+    """Return whether torch refused a list, before it looked at any of it, for the nested tensors in it."""
+    return isinstance(error, NotImplementedError) and any(leaf.is_nested for leaf in leaves)
 
 
 def _is_number(operands: tuple[Any, ...]) -> bool:

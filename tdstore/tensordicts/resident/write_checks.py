@@ -172,7 +172,7 @@ def rehearse(fn: Callable[..., object], leaves: Sequence[Tensor], parts: Sequenc
         seen.setdefault((leaf.dtype, *kinds), i)
     if len(seen) > 1:
         chosen = list(seen.values())
-        empty = [leaves[i].new_empty(0) for i in chosen]
+        empty = [torch.empty(0, dtype=leaves[i].dtype, device=leaves[i].device) for i in chosen]
         fn(empty, *[[_emptied(p[i]) for i in chosen] if isinstance(p, list) else p for p in parts])
 
 
