@@ -7,19 +7,36 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from tdstore.errors import DimensionError
 from tdstore.index.rows import as_index_tensor
+from tdstore.index.tracing import traced
 from tdstore.types import Names
 
 T = TypeVar("T")
 _LISTS = (list, range, tuple, np.ndarray)
 _NARROW = (torch.int8, torch.int16)
+_ALL = slice(None)
+_INTS = (torch.int64, torch.int32, *_NARROW)
 
 
 def as_terms(index: Any) -> tuple[Any, ...]:
     """Return an index as a tuple of terms."""
     return index if isinstance(index, tuple) else (index,)
+
+
+def as_row(term: T) -> T | int:
+    """Return numpy's ints, and tensors of one int on the CPU, as an int, which every way is shorter for.
+
+    Other terms, and what a trace hides the value of, are returned as they are.
+    """
+    found: Any = term
+    if type(found) is Tensor:
+        is_row = not found.ndim and found.dtype in _INTS and found.is_cpu and not traced()
+    else:
+        is_row = isinstance(found, np.integer) and not traced()
+    return int(found) if is_row else term
 
 
 def on_cpu(index: T) -> T:
@@ -40,6 +57,48 @@ def bounds_of(index: slice, size: int) -> tuple[int, int, int]:
         end = default if end is None else end
         ends.append(max(end + size, 0) if end < 0 else min(end, size))
     return ends[0], ends[1], 1 if index.step is None else index.step
+
+
+def basic_shape(terms: tuple[Any, ...], batch: torch.Size) -> tuple[tuple[Any, ...], torch.Size | None] | None:
+    """Compute what ints, slices, None and one ellipsis give.
+
+    Returns:
+        The terms with the ellipsis as slices, since it must not reach into the feature dimensions of a leaf; and the
+        batch size, or None where all of the batch is taken. None for an index of another kind, or with an error.
+    """
+    dots, used = -1, 0
+    for at, term in enumerate(terms):
+        if term is Ellipsis and dots < 0:
+            dots = at
+        elif term is not None:
+            used += 1
+    if dots >= 0:
+        terms = (*terms[:dots], *(_ALL,) * (len(batch) - used), *terms[dots + 1 :])
+    sizes: list[int] = []
+    at, whole = 0, True
+    for term in terms:
+        if term is None:
+            sizes.append(1)
+            whole = False
+            continue
+        if at == len(batch):
+            return None
+        size, kind = batch[at], type(term)
+        if kind is slice:
+            if term is _ALL or term == _ALL:
+                sizes.append(size)
+            else:
+                start, stop, step = bounds_of(term, size) if is_compiling() else term.indices(size)
+                if step <= 0:
+                    return None
+                sizes.append(max(0, -(-(stop - start) // step)))
+                whole = False
+        elif kind is int and -size <= term < size:
+            whole = False
+        else:
+            return None
+        at += 1
+    return terms, None if whole else torch.Size((*sizes, *batch[at:]))
 
 
 def torch_terms(terms: tuple[Any, ...]) -> tuple[Any, ...]:

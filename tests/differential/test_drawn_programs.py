@@ -133,3 +133,47 @@ def test_filling_a_read_only_leaf_is_refused(tmp_path: Path) -> None:
     for key in ("a", "n", ("n", "b")):
         with tdstore.load(tmp_path / "x") as td, pytest.raises(tdstore.errors.ReadOnlyError):
             td.fill_(key, 1)
+
+
+@programs("""
+td = TensorDict({"a": torch.arange(12).view(4, 3), "n": TensorDict({"b": torch.arange(4.0)}, [4])}, [4], names=["t"])
+i = np.int64(-1)
+td[i] = td[np.int32(0)]
+td[torch.tensor(1)] = td[torch.tensor(2, dtype=torch.int32)]
+(td[i], td[torch.tensor(-3)], td[i, None], td[None, i], td.get_at("a", i), td.get_at(("n", "b"), torch.tensor(1)), td)
+---
+td = TensorDict({"a": torch.arange(12).view(4, 3)}, [4, 3])
+td[np.int64(1), np.int8(2)] = 100
+td[torch.tensor(2), 1:] = 200
+td[:, torch.tensor(0)] = 7
+td.set_at_("a", torch.tensor([1, 2, 3]), np.int64(3))
+(td, td[np.uint8(2)], td[..., np.int64(-1)], td[torch.tensor(3), np.int64(0)])
+---
+TensorDict({"a": torch.zeros(4)}, [4])[np.int64(4)]
+---
+td = TensorDict({"a": torch.zeros(4)}, [4])
+td[torch.tensor(-5)] = 1
+td
+---
+TensorDict({"a": torch.zeros(4)}, [])[np.int64(0)]
+---
+td = TensorDict({"a": torch.zeros(4, 2)}, [4, 2]).share_memory_()
+[part.is_locked for part in (td[1], td[np.int64(1)], td[np.int64(1), None], td[1, np.int64(0)])]
+---
+lazy = lazy_stack([TensorDict({"a": torch.full((2,), float(i))}, [2]) for i in range(3)])
+lazy[np.int64(0)] = lazy[torch.tensor(1)].clone()
+lazy[torch.tensor(-1)] = 5
+(lazy[np.int64(-2)], lazy[:, np.int64(1)]["a"], lazy["a"])
+""")
+def test_rows_named_by_ints_of_numpy_and_tensors(source: str) -> None:
+    check(source)
+
+
+def test_a_leaf_with_strides_takes_rows_of_its_own_memory() -> None:
+    whole = torch.arange(16.0).view(4, 4)
+    td = TensorDict({"a": whole[:, ::2]})
+    value = whole.view(8, 2)[:2]
+    wanted = whole[:, ::2].clone()
+    wanted[[1, 0]] = value.clone()
+    td.set_at_("a", value, torch.tensor([1, 0]))
+    assert torch.equal(td["a"], wanted)

@@ -12,6 +12,7 @@ from torch import Tensor
 from tdstore.container.core.container import GROUP, Container, EntrySource
 from tdstore.container.core.locks import LOCKED, READONLY
 from tdstore.container.values.nontensor import NonTensor
+from tdstore.index.index_terms import as_row
 from tdstore.index.shapes import as_dim, as_size, split_sizes, view_shape
 from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES
@@ -285,6 +286,7 @@ class ElementTree(LazyOps):
         return rows if len(set(rows)) == len(rows) else None
 
     def _set_rows(self, index: Any, value: Any) -> None:
+        index = as_row(index)
         if not self._write_elements(index, value):
             super()._set_rows(index, value)
 

@@ -24,7 +24,7 @@ from tdstore.container.storage.describe import STACK_KIND
 from tdstore.container.values.linked_lists import LinkedList
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, merge
 from tdstore.header import Group
-from tdstore.index.index_terms import as_terms, indexed_names, spelled_out
+from tdstore.index.index_terms import as_row, as_terms, indexed_names, spelled_out
 from tdstore.index.selection import index_shape
 from tdstore.index.shapes import as_dim
 from tdstore.keys import key_text
@@ -348,6 +348,8 @@ class LazyTree(TensorDictBase):
             except IndexError:
                 n = len(self._tds)
                 raise errors.OutOfRangeError(f"index {index} is out of bounds for dimension 0 with size {n}") from None
+        if (row := as_row(index)) is not index:
+            return self._at(row)
         if not self._stack_dim and (quick := self._quick_rows(index)) is not None:
             return quick
         ndim = len(self._inner) + 1

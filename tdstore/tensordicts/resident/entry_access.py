@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from tdstore.container.core.locks import READONLY
+from tdstore.index.index_terms import as_row
 from tdstore.index.rows import FEW, ONE_THREAD, check_rows, put_rows
 from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES, reserve
@@ -73,6 +74,7 @@ class EntryTree(IndexedTree):
         return self
 
     def set_at_(self, key: NestedKey, value: Any, index: IndexType, *, non_blocking: bool = False) -> Self:
+        index = as_row(index)
         kind = type(index)
         mine = self._plain_leaf(key) if type(value) is Tensor and kind in _SIMPLE and not HOLES else None
         if mine is None or not (_put_at if kind is Tensor else _put_part)(mine, index, value):
@@ -116,6 +118,7 @@ class EntryTree(IndexedTree):
         return super().is_non_tensor(key)
 
     def _row_at(self, key: NestedKey, index: Any) -> Tensor | None:
+        index = as_row(index)
         leaf = self._found(key)[1] if type(index) is int or type(index) is Tensor else None
         if leaf is None or leaf.is_nested:
             return None
@@ -129,7 +132,7 @@ def _put_at(leaf: Tensor, rows: Any, value: Tensor) -> bool:
     """Write `leaf[rows] = value`. False, and nothing done, if anything needs a closer look.
 
     Args:
-        leaf: contiguous, and of class Tensor as the others.
+        leaf: of class Tensor as the others, with no elements that share memory.
         rows: unchecked.
         value: what is written.
     """
@@ -157,7 +160,7 @@ def _put_few(leaf: Tensor, rows: Tensor, value: Tensor) -> bool:
     It looks at dtypes, shapes and whether memory is shared before it writes, and at the rows as it writes.
     """
     try:
-        if not value.is_contiguous() or value.numel() > ONE_THREAD:
+        if not (value.is_contiguous() and leaf.is_contiguous()) or value.numel() > ONE_THREAD:
             return False  # the first, or torch could not tell whether the value lies in memory that is written
         numbers = rows.tolist()
         if not numbers or min(numbers) < 0 or max(numbers) >= leaf.size(0):

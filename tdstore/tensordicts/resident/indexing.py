@@ -22,7 +22,7 @@ from tdstore.container.values.lazy_gather import repeats
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.varlen.nested_rows import rows_at
 from tdstore.errors import DimensionError, InvalidArgumentError, OutOfRangeError
-from tdstore.index.index_terms import as_terms, bounds_of, indexed_names, spelled_out
+from tdstore.index.index_terms import as_row, as_terms, basic_shape, bounds_of, indexed_names, spelled_out
 from tdstore.index.rows import (
     COPIED_DTYPES,
     at_rows,
@@ -87,8 +87,10 @@ class IndexedTree(BindingMixin):
             return self._view_at(None, torch.Size((1, *batch)), self._names and (None, *self._names), len(batch))
         rows: Tensor | None = None
         if not traced():
-            if kind is Tensor and not index.ndim and index.dtype is torch.int64 and index.is_cpu:
-                return self._at(int(index))
+            # Rows of mapped and shared ones at numpy's ints have no flags.
+            one = not index.ndim if kind is Tensor else not (kind is list or self._state & (MAPPED | SHARED))
+            if one and (row := as_row(index)) is not index:
+                return self._at(row)
             if kind is Tensor and index.dtype is torch.int64 and index.ndim == 1 and self._starts_with_cpu_tensor():
                 try:  # torch checks the rows as it copies them: good ones need not be checked before
                     return self._take(index, torch.Size((index.shape[0], *batch[1:])), self._names, len(batch))
@@ -219,7 +221,9 @@ class IndexedTree(BindingMixin):
     def _at_terms(self, terms: tuple[Any, ...]) -> Any:
         batch = self._batch_size
         ndim = len(batch)
-        found = _basic_shape(terms, batch)
+        found = basic_shape(terms, batch)
+        if found is None and not self._state & (MAPPED | SHARED):
+            found = basic_shape(tuple(map(as_row, terms)), batch)
         if found is not None:
             terms, new = found
             if new is None:
@@ -237,6 +241,7 @@ class IndexedTree(BindingMixin):
 
     # -- writing -----------------------------------------------------------------------------
     def _set_rows(self, index: Any, value: Any) -> None:
+        index = tuple(map(as_row, index)) if type(index) is tuple else as_row(index)
         kind = type(value)
         if kind is int or kind is float or kind is bool:
             if self._write_number(index, value):
@@ -263,7 +268,7 @@ class IndexedTree(BindingMixin):
         if not batch or HOLES or not self._takes_number(value, leaves) or not leaves:
             return False  # without leaves, nothing would look at the index
         if kind is tuple:
-            found = _basic_shape(index, batch)
+            found = basic_shape(index, batch)
             if found is None:
                 return False
             terms: Any = found[0]
@@ -346,7 +351,7 @@ class IndexedTree(BindingMixin):
         elif not batch:
             return False
         elif kind is tuple:
-            found = _basic_shape(index, batch)
+            found = basic_shape(index, batch)
             if found is None or value._batch_size != (batch if found[1] is None else found[1]):
                 return False
             index = found[0]
@@ -499,48 +504,6 @@ def _takes_values(mine: Any, match: Any, batch: torch.Size, rows: torch.Size) ->
         and match.batch_size == rows
         and not repeats(mine._at)
     )
-
-
-def _basic_shape(terms: tuple[Any, ...], batch: torch.Size) -> tuple[tuple[Any, ...], torch.Size | None] | None:
-    """Compute what ints, slices, None and one ellipsis give.
-
-    Returns:
-        The terms with the ellipsis as slices, since it must not reach into the feature dimensions of a leaf; and the
-        batch size, or None where all of the batch is taken. None for an index of another kind, or with an error.
-    """
-    dots, used = -1, 0
-    for at, term in enumerate(terms):
-        if term is Ellipsis and dots < 0:
-            dots = at
-        elif term is not None:
-            used += 1
-    if dots >= 0:
-        terms = (*terms[:dots], *(_ALL,) * (len(batch) - used), *terms[dots + 1 :])
-    sizes: list[int] = []
-    at, whole = 0, True
-    for term in terms:
-        if term is None:
-            sizes.append(1)
-            whole = False
-            continue
-        if at == len(batch):
-            return None
-        size, kind = batch[at], type(term)
-        if kind is slice:
-            if term is _ALL or term == _ALL:
-                sizes.append(size)
-            else:
-                start, stop, step = bounds_of(term, size) if is_compiling() else term.indices(size)
-                if step <= 0:
-                    return None
-                sizes.append(max(0, -(-(stop - start) // step)))
-                whole = False
-        elif kind is int and -size <= term < size:
-            whole = False
-        else:
-            return None
-        at += 1
-    return terms, None if whole else torch.Size((*sizes, *batch[at:]))
 
 
 def _starts_later(index: Any) -> bool:
