@@ -226,8 +226,10 @@ def run_in_place(
             reserve(leaf)
     if mapped():
         fn = one_by_one(fn)
-    elif not is_compiling() and fn in NUMBER_AS_TENSOR:
+    elif plain and fn in NUMBER_AS_TENSOR:
         parts[0] = as_tensors(parts[0], leaves, plain=plain)
+    elif _is_number(operands) and not is_compiling() and one_by_one(fn) is not fn:
+        parts[0] = operands[0]  # less than a list of it
     try:
         fn(leaves, *parts)
     except NotImplementedError as error:

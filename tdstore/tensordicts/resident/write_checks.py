@@ -17,12 +17,15 @@ from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.varlen.columns import PackedStack
 from tdstore.errors import BatchSizeError, GradientError, InvalidStateError
-from tdstore.index.tracing import traced
+from tdstore.index.tracing import one_by_one, traced
 from tdstore.storekit.pages import HOLES, reserve
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
 _DENSE = torch.strided
+_REHEARSED: set[tuple[Any, ...]] = set()
+"""Functions, dtypes and numbers that were rehearsed without an error."""
+_MOST_REHEARSED = 256
 _MANY = 3
 """From so many tensors on one call for all is faster."""
 
@@ -166,14 +169,36 @@ def rehearse(fn: Callable[..., object], leaves: Sequence[Tensor], parts: Sequenc
     """Run once on empty tensors where dtypes differ, so that a refused dtype does not stop the run halfway."""
     if len(leaves) == 1 or (not parts and len({leaf.dtype for leaf in leaves}) == 1):
         return
-    seen: dict[tuple[Any, ...], int] = {}
-    for i, leaf in enumerate(leaves):
-        kinds = (getattr(p[i], "dtype", type(p[i])) if isinstance(p, list) else None for p in parts)
-        seen.setdefault((leaf.dtype, *kinds), i)
-    if len(seen) > 1:
-        chosen = list(seen.values())
-        empty = [torch.empty(0, dtype=leaves[i].dtype, device=leaves[i].device) for i in chosen]
-        fn(empty, *[[_emptied(p[i]) for i in chosen] if isinstance(p, list) else p for p in parts])
+    columns = [_kinds(p) for p in parts if isinstance(p, list)]
+    kinds = zip([leaf.dtype for leaf in leaves], *columns, strict=True)
+    seen: dict[tuple[Any, ...], int] = {kind: i for i, kind in enumerate(kinds)}
+    if len(seen) < 2:
+        return
+    chosen = list(seen.values())
+    # Of the same dtypes and numbers torch says the same again, and its functions of lists are not many.
+    repeats = one_by_one(fn) is not fn and not traced()
+    listed = [p if isinstance(p, list) else [p] * len(leaves) for p in parts] if repeats else []
+    known = (fn, tuple(seen), *[_facts(column[i]) for i in chosen for column in (leaves, *listed)]) if repeats else ()
+    if known in _REHEARSED:
+        return
+    empty = [torch.empty(0, dtype=leaves[i].dtype, device=leaves[i].device) for i in chosen]
+    fn(empty, *[[_emptied(p[i]) for i in chosen] if isinstance(p, list) else p for p in parts])
+    if repeats:
+        if len(_REHEARSED) >= _MOST_REHEARSED:
+            _REHEARSED.clear()
+        _REHEARSED.add(known)
+
+
+def _kinds(part: list[Any]) -> list[Any]:
+    """Return what decides about the dtype of a result: the dtype of each tensor, and the type of each number."""
+    if type(part[0]) in (int, float) and part.count(part[0]) == len(part):
+        return [type(part[0])] * len(part)
+    return [getattr(operand, "dtype", type(operand)) for operand in part]
+
+
+def _facts(operand: Any) -> Any:
+    """Return what else decides: whether a tensor has dimensions, and where it is; or the number."""
+    return (operand.ndim > 0, operand.device.type) if isinstance(operand, Tensor) else operand
 
 
 def _emptied(operand: Any) -> Any:
