@@ -371,26 +371,29 @@ class LazyOps(LazyWrites):
         keep_lock: bool = True,
         views: bool = False,
     ) -> Any:
-        traced = trace(fn, self._batch_size, self._stack_dim)
-        made = self._copied(fn, batch_size, names) if traced is None else self._view_of(fn, traced[0], names)
+        made = self._moved(fn, trace(fn, self._batch_size, self._stack_dim), batch_size, names)
         if undo is not None and made is not self:
             made._undo = (weakref.ref(self), undo)
         if keep_lock and self._state & LOCKED:
             made.lock_()
         return made
 
+    def _moved(
+        self, fn: Callable[[Tensor], Tensor], traced: list[Traced] | None, batch_size: torch.Size, names: Names
+    ) -> Any:
+        return self._copied(fn, batch_size, names) if traced is None else self._view_of(fn, traced[0], names)
+
     def _move_tree(self, fn: Callable[[Tensor], Tensor], new: torch.Size, names: Names, n: int) -> Any:
         """Move this stack as part of a TensorDict of `n` batch dimensions."""
-        if trace(fn, self._batch_size, self._stack_dim) is None and (
-            wants_view(fn, self._batch_size) or self._is_flattened(fn, new)
-        ):
+        traced = trace(fn, self._batch_size, self._stack_dim)
+        if traced is None and (wants_view(fn, self._batch_size) or self._is_flattened(fn, new)):
             self._even("view")
             places = fn(torch.arange(self._batch_size.numel(), device="cpu").reshape(self._batch_size))
             made = self._row_by_row(places.flatten().tolist(), places.shape)
             if names is not None:
                 made._set_names(names)
             return made
-        return self._move(fn, new, names, keep_lock=False)
+        return self._moved(fn, traced, new, names)
 
     def _is_flattened(self, fn: Callable[[Tensor], Tensor], new: torch.Size) -> bool:
         """Return whether a move makes one dimension of all, so that rows share memory with the elements."""
@@ -412,9 +415,9 @@ class LazyOps(LazyWrites):
         if isinstance(rows, int):
             made: Self = self._moved_element(rows, fn, found, 0)
         else:
-            parts = [self._moved_element(row, fn, found, i) for i, row in enumerate(rows.flatten().tolist())]
+            parts = [self._moved_element(row, fn, found, i) for i, row in enumerate(rows)]
             place = found.dims[0]
-            made = self._nest(parts, rows.shape, place) if parts else self._of((), place, None, self._inner)
+            made = self._nest(parts, found.shape, place) if parts else self._of((), place, None, self._inner)
         if made._names != names:
             made = made._shallow() if found.same else made  # the elements keep their own names
             made._set_names(names)
@@ -425,7 +428,7 @@ class LazyOps(LazyWrites):
         if found.same:
             return td
         d, n = self._stack_dim, len(self._tds)
-        at: Any = () if isinstance(found.rows, int) else np.unravel_index(number, tuple(found.rows.shape))
+        at: Any = np.unravel_index(number, found.shape) if found.dims else ()
 
         def one(t: Tensor) -> Tensor:
             out: Tensor = fn(t.unsqueeze(d).expand(*t.shape[:d], n, *t.shape[d:]))

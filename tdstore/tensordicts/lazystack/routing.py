@@ -162,9 +162,11 @@ def pick(value: Tensor, place: int, block: Sequence[int], number: int, ndim: int
 class Traced(NamedTuple):
     """A result that is a view: where its elements lie."""
 
-    rows: Tensor | int
+    rows: list[int] | int
+    """The numbers of the elements, in order; one element where no dimension goes through them."""
+    shape: tuple[int, ...]
     dims: tuple[int, ...]
-    """Result dimensions that go through the elements."""
+    """Result dimensions that go through the elements, of these sizes."""
     same: bool
     """Whether each element is there as it was."""
 
@@ -225,13 +227,10 @@ def _traced(out: Tensor, sizes: list[int], strides: list[int], base: int, dim: i
     dims = [q for q, step in enumerate(steps) if step and out.shape[q] > 1]
     if not dims:
         dims = [q for q, step in enumerate(steps) if step == 1 and out.stride(q) == unit][:1]
-    rows: Any = starts[dim]
-    if dims:
-        grid = torch.tensor(starts[dim], device="cpu")
-        for q in dims:
-            grid = grid.unsqueeze(-1) + torch.arange(out.shape[q], device="cpu") * steps[q]
-        rows = grid
+    rows = [starts[dim]]
+    for q in dims:
+        rows = [row + i * steps[q] for row in rows for i in range(out.shape[q])]
     left = [(out.shape[q], out.stride(q)) for q in range(out.ndim) if q not in dims]
     own = [(sizes[i], strides[i]) for i in range(len(sizes)) if i != dim]
     same = left == own and not any(s for i, s in enumerate(starts) if i != dim)
-    return Traced(rows, tuple(dims), same)
+    return Traced(rows if dims else starts[dim], tuple(out.shape[q] for q in dims), tuple(dims), same)
