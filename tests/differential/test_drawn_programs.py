@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -177,3 +178,64 @@ def test_a_leaf_with_strides_takes_rows_of_its_own_memory() -> None:
     wanted[[1, 0]] = value.clone()
     td.set_at_("a", value, torch.tensor([1, 0]))
     assert torch.equal(td["a"], wanted)
+
+
+def strided() -> TensorDict:
+    """Return a TensorDict of views, of which none is contiguous."""
+    leaves = {"a": torch.arange(72.0).view(4, 6, 3), "b": torch.arange(24).view(4, 6), "n": {"c": torch.zeros(4, 6)}}
+    td: TensorDict = TensorDict(leaves, [4, 6])[:, 2]
+    return td
+
+
+INDICES = [
+    1,
+    slice(1, 3),
+    ...,
+    torch.tensor([True, False, True, False]),
+    [0, 2],
+    torch.tensor([3, 0]),
+    (slice(2), None),
+]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_writes_at_rows_of_views(index: Any) -> None:
+    for value in (0, 2.0, torch.tensor(3), torch.tensor(1.0, dtype=torch.float64), torch.tensor(True)):
+        td, dense = strided(), strided().contiguous()
+        tensors = dict(td.items(True, True))
+        td[index] = value
+        dense[index] = value
+        assert (td == dense).all()
+        assert all(td[key] is tensor for key, tensor in tensors.items())
+    td, dense = strided(), strided().contiguous()
+    td[index] = dense[index].clone().zero_()
+    dense[index] = dense[index].clone().zero_()
+    assert (td == dense).all()
+
+
+def test_a_number_in_a_tensor_is_cast_as_the_tensor_is() -> None:
+    for number in (2.5, 300, -1, 1e30, float("nan"), 0.1):
+        td = TensorDict({"i": torch.zeros(2, dtype=torch.int64), "u": torch.zeros(2, dtype=torch.uint8)}, [2])
+        td["h"], td["d"] = torch.zeros(2, dtype=torch.float16), torch.zeros(2, dtype=torch.float64)
+        value = torch.tensor(number, dtype=torch.float32)
+        wanted = {key: leaf.clone() for key, leaf in td.items()}
+        for leaf in wanted.values():
+            leaf[1] = value
+        td[1] = value
+        assert all(torch.equal(td[key].nan_to_num(), leaf.nan_to_num()) for key, leaf in wanted.items())
+
+
+def test_a_number_that_requires_a_gradient_keeps_it() -> None:
+    weight = torch.tensor(2.0, requires_grad=True)
+    td = TensorDict({"a": torch.zeros(3)}, [3])
+    td[1] = weight
+    td["a"].sum().backward()
+    assert weight.grad == 1
+
+
+def test_an_expanded_view_is_not_written() -> None:
+    td = TensorDict({"a": torch.zeros(1).expand(3)}, [3])
+    for value in (1, torch.tensor(1.0), TensorDict({"a": torch.ones(3)}, [3])):
+        with pytest.raises(RuntimeError):
+            td[...] = value
+    assert td["a"].tolist() == [0.0] * 3

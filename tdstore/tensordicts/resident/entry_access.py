@@ -14,6 +14,7 @@ from tdstore.index.rows import FEW, ONE_THREAD, check_rows, put_rows
 from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident.indexing import IndexedTree
+from tdstore.tensordicts.resident.write_checks import owns_elements
 from tdstore.types import IndexType, NestedKey, Number
 
 _CPU = torch.device("cpu")
@@ -87,7 +88,7 @@ class EntryTree(IndexedTree):
         if type(mine) is not Tensor or node._state & READONLY or mine.requires_grad or mine.is_nested:
             return None
         try:
-            return mine if mine.is_contiguous() or 0 not in mine.stride() else None  # 0: elements that share memory
+            return mine if owns_elements(mine) else None
         except RuntimeError:  # what torch.vmap hands out does not tell
             return None
 

@@ -38,7 +38,7 @@ from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES, LARGE, empty, reserve
 from tdstore.tensordicts.resident.entries import VIEW_FLAGS
 from tdstore.tensordicts.resident.store_backed import BindingMixin
-from tdstore.tensordicts.resident.write_checks import are_plain, check_copies, copy_plain, same_value
+from tdstore.tensordicts.resident.write_checks import are_plain, check_copies, copy_plain, owns_elements, same_value
 from tdstore.types import Names
 
 TensorPairs = list[tuple[Tensor, Tensor]]
@@ -242,9 +242,10 @@ class IndexedTree(BindingMixin):
     # -- writing -----------------------------------------------------------------------------
     def _set_rows(self, index: Any, value: Any) -> None:
         index = tuple(map(as_row, index)) if type(index) is tuple else as_row(index)
-        kind = type(value)
+        number = _number_of(value) if type(value) is Tensor else value
+        kind = type(number)
         if kind is int or kind is float or kind is bool:
-            if self._write_number(index, value):
+            if self._write_number(index, number):
                 return
         elif self._write_views(index, value):
             return
@@ -315,7 +316,7 @@ class IndexedTree(BindingMixin):
                     or mine.requires_grad
                     or mine.is_nested
                     or mine.is_meta
-                    or not mine.is_contiguous()
+                    or not owns_elements(mine)
                 ):
                     return False
                 leaves.append(mine)
@@ -383,7 +384,7 @@ class IndexedTree(BindingMixin):
                     or mine.requires_grad
                     or match.layout is not torch.strided
                     or match.is_meta
-                    or not mine.is_contiguous()
+                    or not owns_elements(mine)
                 ):
                     return False
                 views.append(view)
@@ -492,6 +493,12 @@ class IndexedTree(BindingMixin):
             else:
                 return False
         return True
+
+
+def _number_of(value: Tensor) -> Any:
+    """Return the number in a tensor without dimensions on the CPU, to be written in its place; else the tensor."""
+    hidden = value.ndim or not value.is_cpu or value.requires_grad or value.layout is not torch.strided or traced()
+    return value if hidden else value.item()
 
 
 def _takes_values(mine: Any, match: Any, batch: torch.Size, rows: torch.Size) -> bool:

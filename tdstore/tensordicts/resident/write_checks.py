@@ -59,12 +59,17 @@ def are_plain(pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
                 or theirs.dtype is not mine.dtype
                 or theirs.layout is not _DENSE
                 or theirs.is_meta
-                or not mine.is_contiguous()
+                or not owns_elements(mine)
             ):
                 return False
     except RuntimeError:  # what torch.vmap hands out does not tell
         return False
     return True
+
+
+def owns_elements(leaf: Tensor) -> bool:
+    """Return whether each element has memory of its own, so that all can be written at once."""
+    return leaf.is_contiguous() or (leaf.layout is _DENSE and 0 not in leaf.stride())
 
 
 def have_same_shapes(mine: Tensors, theirs: Tensors) -> bool:
