@@ -68,7 +68,7 @@ def are_plain(pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
 
 
 def owns_elements(leaf: Tensor) -> bool:
-    """Return whether each element has memory of its own, so that all can be written at once."""
+    """Return whether no dimension is expanded: torch refuses to write elements that are several at once."""
     return leaf.is_contiguous() or (leaf.layout is _DENSE and 0 not in leaf.stride())
 
 
