@@ -296,14 +296,14 @@ def _commit(*, close_restructured: bool) -> None:
             _try(commit, ending._place)
     for store in [*state.changed.values(), *state.resident]:
         if not store.restructured:
-            _try(partial(_commit_store, store), store.url)
+            _try(partial(commit_store, store), store.url)
         elif close_restructured:
             _close(store)
 
 
-def _commit_store(store: Closable) -> None:
-    header = store.load_header()
-    if header:  # without one it is a new dataset that its writer never finished
+def commit_store(store: Closable) -> None:
+    """Commit what was written, unless the structure of the store is being changed or it was never committed."""
+    if not store.restructured and (header := store.load_header()):
         store.save_header(header)
 
 

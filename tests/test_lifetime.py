@@ -287,8 +287,8 @@ def test_beside_a_daemon_thread_a_store_is_closed_when_the_main_thread_ended(kin
         assert td["a"][:, 0].tolist() == [1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("kind", ["h5", "zarr"])
-def test_an_exit_hook_opens_again_what_admits_one_writer(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["memmap", "h5", "zarr", "tdz"])
+def test_an_exit_hook_opens_again_what_was_open(kind: str, tmp_path: Path) -> None:
     place = f"{tmp_path}/d.{kind}"
     tdstore.TensorDict({"a": torch.zeros(4, 3)}, [4]).save(place).close()
     done = scripts.run(OPENED_BEFORE_A_HOOK, place, "last", "opens again")

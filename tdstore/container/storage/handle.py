@@ -56,7 +56,7 @@ from tdstore.store import LIVE, Cap, Store
 from tdstore.storekit import refusals
 from tdstore.types import MAX_TEXT, LeafSpec, Mode, Path, Read, path_text
 
-_PERSISTENT, _LIVE = Cap.PERSISTENT.value, LIVE.value
+_PERSISTENT, _VIEW, _LIVE = Cap.PERSISTENT.value, Cap.VIEW.value, LIVE.value
 MANY = 64
 """So many leaves make enough objects for the garbage collector to run, which looks at all of torch's."""
 
@@ -125,7 +125,9 @@ class StoreHandle:
             if caps & _LIVE == _LIVE:  # it ends with the last of its tensors, which may outlive this handle
                 lifetime.register(store, resident=True)
             else:
-                self._ending = Ending(self, store.close, store.url)
+                # Rows that go to memory of the store are no change that it registers by itself.
+                commit = partial(lifetime.commit_store, store) if caps & _VIEW else None
+                self._ending = Ending(self, store.close, store.url, commit)
 
     @classmethod
     def open(cls, location: Any = None, *, storage: Any = None, mode: Mode = "r", **options: Any) -> StoreHandle:
