@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -330,7 +332,8 @@ class CheckedStore(Store, Generic[L]):
         with self._guard:
             self._check_writable()
             for path, length in lengths.items():
-                if not self._typed(self._leaf(path)).shape or length < 0:
+                known = self._typed(self._leaf(path))
+                if not known.shape or length < 0 or (length > _LONG and _overflows(known, length)):
                     raise refusals.bad_length(self.url, path, length)
             self._resize(lengths)
 
@@ -365,6 +368,11 @@ class CheckedStore(Store, Generic[L]):
                     self._close()
                 finally:
                     self._closed = True
+
+
+def _overflows(known: Typed, length: int) -> bool:
+    """Return whether the bytes of so many rows are more than a tensor can have."""
+    return length * max(1, math.prod(known.shape[1:])) * known.dtype.itemsize > sys.maxsize
 
 
 def last_write(w: Write) -> Write:
@@ -402,6 +410,8 @@ def _last_writes(found: Sequence[tuple[L, Write]]) -> list[tuple[L, Write]]:
 
 
 _LAZY_BYTES = 1 << 20
+_LONG = 1 << 31
+"""Up to so many rows, a length needs no closer look."""
 
 
 def full(spec: LeafSpec, device: str | torch.device = "cpu") -> Tensor:

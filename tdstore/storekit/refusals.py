@@ -273,7 +273,7 @@ def same_name(url: str, moves: Mapping[Path, Path]) -> InvalidArgumentError:
 
 
 def bad_length(url: str, path: Path, length: int) -> InvalidArgumentError:
-    """Create the error for a resize to a negative length, or of a leaf without dimensions.
+    """Create the error for a resize to a length below 0 or beyond any tensor, or of a leaf without dimensions.
 
     Args:
         url: the location.

@@ -108,6 +108,7 @@ BAD = {
     "name": (lambda s: s.create({(): LeafSpec((), "int8")}), InvalidArgumentError, "needs a name"),
     "new name": (lambda s: s.rename({("a",): ()}), InvalidArgumentError, "needs a name"),
     "length": (lambda s: s.resize({("a",): -1}), InvalidArgumentError, "cannot have length -1"),
+    "too long": (lambda s: s.resize({("a",): 1 << 62}), InvalidArgumentError, "cannot have length 4611686018427387904"),
     "no ability": (lambda s: s.resize({("a",): 5}), UnsupportedError, "RESIZE"),
     "no way back": (lambda s: s.discard(), UnsupportedError, "DISCARD"),
 }

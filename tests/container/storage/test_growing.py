@@ -129,6 +129,18 @@ def test_resize_fills(where: str, make: Make) -> None:
 
 
 @pytest.mark.parametrize("where", REOPENED)
+def test_a_length_beyond_any_tensor_is_refused(where: str, place: Callable[[str], Any]) -> None:
+    """zarr committed it, and could not be opened again."""
+    arguments = place(where)
+    td = TensorDict({"a": torch.ones(2, 3)}, [2]).save(**arguments)
+    for length in (1 << 60, 10**30):
+        with pytest.raises(ValueError, match="cannot have length"):
+            td.resize_(length)
+    td.close()
+    assert tdstore.open(arguments["location"])["a"].tolist() == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize("where", REOPENED)
 def test_others_see_it(where: str, place: Callable[[str], Any]) -> None:
     """After it was closed; and by `refresh_`, where a reader may be there at the same time."""
     arguments = place(where)
