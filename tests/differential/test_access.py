@@ -267,7 +267,6 @@ for old, new in [
     ("n", "q"),
     (("n", "b"), ("p", "q")),
     ("a", "n"),
-    ("n", ("n", "inner")),
 ]:
     case(f"rename {old} to {new}", after("nested", lambda M, td, o=old, n=new: td.rename_key_(o, n)))
     case(f"safely rename {old} to {new}", after("nested", lambda M, td, o=old, n=new: td.rename_key_(o, n, safe=True)))
