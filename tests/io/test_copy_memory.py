@@ -19,8 +19,9 @@ from tdstore import LeafSpec, TensorDict
 ON_DISK = True  # a file in memory would count as the memory of the process
 MIB = 1 << 20
 BLOCK = 8 * MIB
-ALLOWED = 12 * BLOCK
-"""Three blocks of memory, mapped pages of two more, HDF5's and torch's own, and room for noise."""
+ALLOWED = 18 * BLOCK
+"""Three blocks of memory, mapped pages of two more, HDF5's and torch's own, and room for noise: 45 to 118 MiB were seen
+of h5, the most on a busy machine, where what was freed is given back later."""
 
 # A small copy first, so that what is imported and set up once does not count.
 CHILD = """
