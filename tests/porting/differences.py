@@ -67,6 +67,7 @@ CLAIMS: list[tuple[str, str, str]] = [
     ("moved in place", "td.to_h5('f.h5').memmap_('d')['a'].sum().item()", "3.0"),
     ("taken, without effect", "h = td.to_h5('f.h5'); h.batch_size = [5]", "RuntimeError"),
     ("of a locked HDF5 TensorDict", "td.to_h5('f.h5').lock_().rename_key_('a', 'q')", "RuntimeError"),
+    ("of a nested TensorDict | removes it | refused", "nested.rename_key_('n', ('n', 'm'))", "KeyError"),
     ("a lazy stack of its elements", "type(M.lazy_stack([td, td]).to_h5('f.h5')).__name__", "LazyStackedTensorDict"),
     # -- writes
     (
