@@ -295,10 +295,10 @@ def _commit(*, close_restructured: bool) -> None:
         if (commit := ending._commit) is not None:
             _try(commit, ending._place)
     for store in [*state.changed.values(), *state.resident]:
-        if not store.restructured:
-            _try(partial(commit_store, store), store.url)
-        elif close_restructured:
+        if store.restructured and close_restructured:
             _close(store)
+        else:
+            _try(partial(commit_store, store), store.url)
 
 
 def commit_store(store: Closable) -> None:
@@ -321,7 +321,7 @@ def _close(store: Closable) -> None:
     unregister(store)
 
 
-def make_way(url: str | None) -> bool:
+def close_for_hook(url: str | None) -> bool:
     """Close a store for an exit hook that opens its place again; return whether there was one.
 
     Before exit hooks run nothing is closed: a program that opens twice what admits one writer is told so.
@@ -381,10 +381,10 @@ def _end_in_time() -> None:
 
     A store whose structure is being changed waits for other threads that go on writing.
     """
-    current = threading.current_thread()
     if multiprocessing.parent_process() is not None:
         _end()
     else:
+        current = threading.current_thread()
         _commit_or_end(close_restructured=all(t is current or t.daemon for t in threading.enumerate()))
 
 

@@ -63,7 +63,7 @@ def without_frames(fn: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def uninterrupted(fn: Callable[P, T]) -> Callable[P, T]:
+def without_interrupts(fn: Callable[P, T]) -> Callable[P, T]:
     """Have Ctrl-C wait for the end of a function, which must be short: what it does cannot be half done.
 
     Its error is raised after the function, instead of the result. The callbacks of a library in C, which may lose

@@ -12,7 +12,7 @@ import torch
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.threads import ThreadPool, uninterrupted
+from tdstore.threads import ThreadPool, without_interrupts
 from tests import scripts
 
 LATE = """
@@ -85,7 +85,7 @@ def test_an_error_in_the_thread_of_the_caller_refers_to_no_frame_that_keeps_it()
 def test_an_interrupt_waits_for_the_end_of_a_step_and_a_second_one_does_not() -> None:
     done: list[int] = []
 
-    @uninterrupted
+    @without_interrupts
     def work(interrupts: int) -> None:
         for number in range(interrupts):
             signal.raise_signal(signal.SIGINT)

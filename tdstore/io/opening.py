@@ -22,7 +22,7 @@ from tdstore.errors import (
 from tdstore.header import Header
 from tdstore.hookspecs import Backend
 from tdstore.io.partial import Mark, incomplete, mark_of
-from tdstore.lifetime import make_way
+from tdstore.lifetime import close_for_hook
 from tdstore.registry import registry
 from tdstore.store import Store
 from tdstore.types import Mode
@@ -137,7 +137,7 @@ def open_backend(backend: Backend, location: str | None, mode: Mode, options: Ma
     try:
         return registry().open(backend, location, mode=mode, **options)
     except StoreBusyError as error:
-        if not make_way(error.url):
+        if not close_for_hook(error.url):
             raise
         return registry().open(backend, location, mode=mode, **options)
     except StoreNotFoundError:

@@ -333,7 +333,8 @@ class CheckedStore(Store, Generic[L]):
             self._check_writable()
             for path, length in lengths.items():
                 known = self._typed(self._leaf(path))
-                if not known.shape or length < 0 or (length > _LONG and _overflows(known, length)):
+                row = max(1, math.prod(known.shape[1:]) * known.dtype.itemsize)
+                if not known.shape or not 0 <= length <= sys.maxsize // row:  # no tensor has more bytes
                     raise refusals.bad_length(self.url, path, length)
             self._resize(lengths)
 
@@ -368,11 +369,6 @@ class CheckedStore(Store, Generic[L]):
                     self._close()
                 finally:
                     self._closed = True
-
-
-def _overflows(known: Typed, length: int) -> bool:
-    """Return whether the bytes of so many rows are more than a tensor can have."""
-    return length * max(1, math.prod(known.shape[1:])) * known.dtype.itemsize > sys.maxsize
 
 
 def last_write(w: Write) -> Write:
@@ -410,8 +406,6 @@ def _last_writes(found: Sequence[tuple[L, Write]]) -> list[tuple[L, Write]]:
 
 
 _LAZY_BYTES = 1 << 20
-_LONG = 1 << 31
-"""Up to so many rows, a length needs no closer look."""
 
 
 def full(spec: LeafSpec, device: str | torch.device = "cpu") -> Tensor:

@@ -25,7 +25,7 @@ from tdstore.storekit import WriterState, accept_dirty, commit_for_readers, end_
 from tdstore.storekit.checked import fill_pattern
 from tdstore.storekit.files import io_errors
 from tdstore.storekit.foreign_strings import leaves_of_values
-from tdstore.threads import uninterrupted
+from tdstore.threads import without_interrupts
 from tdstore.types import Fault, LeafSpec, Path, path_text
 from tdstore_h5.faults import h5_errors
 from tdstore_h5.file import datasets
@@ -443,7 +443,7 @@ class Session:
         self.discard(rows=False)
         self._put_back()
 
-    @uninterrupted
+    @without_interrupts
     def commit_rows(self) -> None:
         if self.ours:
             self.commit(self.document.header)

@@ -34,7 +34,7 @@ from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.chunks import LAYOUTS
 from tdstore.storekit.files import raise_io
 from tdstore.storekit.foreign_strings import StringsLeaf, leaves_of_values
-from tdstore.threads import uninterrupted
+from tdstore.threads import without_interrupts
 from tdstore.types import MODES, Durable, Fault, LeafSpec, Mode, Path, Read, Recover, Verify, Write, path_text
 from tdstore_h5 import options
 from tdstore_h5.faults import h5_errors, is_memory, is_system_error
@@ -219,7 +219,7 @@ def _one_at_a_time(method: Callable[Concatenate[H5Store, P], T]) -> Callable[Con
     return guarded
 
 
-_commit = uninterrupted(Session.commit)
+_commit = without_interrupts(Session.commit)
 
 
 def _is_plain(out: Tensor | None) -> bool:
@@ -304,7 +304,7 @@ class H5Store(CheckedStore[Stored]):
         handle = self._session.handle
         if not handle.temporary and not handle.is_at(handle.path):
             raise refusals.removed(self.url)
-        if handle.temporary:
+        if handle.temporary:  # Ctrl-C leaves nothing of it, and its first commit may take long
             self._session.commit(header)
         else:
             _commit(self._session, header)
@@ -464,14 +464,14 @@ class H5Store(CheckedStore[Stored]):
             datasets.allocate(session.handle, session.raw, w.path, leaf)
         return Rows(w.path, leaf, w.index, w.value, starts, size)
 
-    @uninterrupted
+    @without_interrupts
     def _delete(self, paths: Sequence[Path]) -> None:
         session = self._session
         session.begin_structure()
         for path in paths:
             session.unlink(path)
 
-    @uninterrupted
+    @without_interrupts
     def _resize(self, lengths: Mapping[Path, int]) -> None:
         session = self._session
         for path, length in lengths.items():
@@ -484,7 +484,7 @@ class H5Store(CheckedStore[Stored]):
         for path, length in lengths.items():
             session.resize(path, length)
 
-    @uninterrupted
+    @without_interrupts
     def _rename(self, moves: Mapping[Path, Path]) -> None:
         session = self._session
         for new in moves.values():
@@ -493,7 +493,7 @@ class H5Store(CheckedStore[Stored]):
         session.rename(moves)
 
     @_one_at_a_time
-    @uninterrupted
+    @without_interrupts
     def discard(self) -> None:
         """Discard changes, as `Store.discard` does.
 

@@ -47,7 +47,7 @@ from tdstore.storekit.budget import check_declared
 from tdstore.storekit.documents import PACKED_MOST
 from tdstore.storekit.publish import Site
 from tdstore.storekit.session import LOCK_TIMEOUT
-from tdstore.threads import uninterrupted
+from tdstore.threads import without_interrupts
 from tdstore.types import MODES, Durable, Fault, Mode, Path, Recover, Verify, path_text
 
 _ATTEMPTS = 50
@@ -303,7 +303,7 @@ class MemmapStore(MemmapLeaves):
             self._writer.complete()
             self._record(header, raw)
 
-    @uninterrupted
+    @without_interrupts
     def _record(self, header: Header, raw: bytes) -> None:
         """Write what changed into the manifest, whose bytes were `raw`, and put new files in their places."""
         hold = self._hold

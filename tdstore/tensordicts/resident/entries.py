@@ -375,7 +375,7 @@ class ResidentTree(TensorDictBase):
             elif is_batched(value):
                 data[key] = fn(value)
             elif isinstance(value, UnbatchedTensor) and not isinstance(fn, Padding):
-                data[key] = value.for_batch(new)  # after padding it is the same object, of the batch before
+                data[key] = value.for_batch(new)  # `pad` gave the same object as here: it may have another batch
             elif isinstance(value, NonTensor):
                 data[key] = value.move(fn)
             else:

@@ -14,7 +14,7 @@ from tdstore.index.rows import FEW, ONE_THREAD, check_rows, put_rows
 from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident.indexing import IndexedTree
-from tdstore.tensordicts.resident.write_checks import owns_elements
+from tdstore.tensordicts.resident.write_checks import is_unexpanded
 from tdstore.types import IndexType, NestedKey, Number
 
 _CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ class EntryTree(IndexedTree):
         if type(mine) is not Tensor or node._state & READONLY or mine.requires_grad or mine.is_nested:
             return None
         try:
-            return mine if owns_elements(mine) else None
+            return mine if is_unexpanded(mine) else None
         except RuntimeError:  # what torch.vmap hands out does not tell
             return None
 
@@ -133,7 +133,7 @@ def _put_at(leaf: Tensor, rows: Any, value: Tensor) -> bool:
     """Write `leaf[rows] = value`. False, and nothing done, if anything needs a closer look.
 
     Args:
-        leaf: of class Tensor as the others, with no elements that share memory.
+        leaf: of class Tensor as the others, not expanded.
         rows: unchecked.
         value: what is written.
     """

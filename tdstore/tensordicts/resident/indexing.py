@@ -38,7 +38,7 @@ from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES, LARGE, empty, reserve
 from tdstore.tensordicts.resident.entries import VIEW_FLAGS
 from tdstore.tensordicts.resident.store_backed import BindingMixin
-from tdstore.tensordicts.resident.write_checks import are_plain, check_copies, copy_plain, owns_elements, same_value
+from tdstore.tensordicts.resident.write_checks import are_plain, check_copies, copy_plain, is_unexpanded, same_value
 from tdstore.types import Names
 
 TensorPairs = list[tuple[Tensor, Tensor]]
@@ -316,7 +316,7 @@ class IndexedTree(BindingMixin):
                     or mine.requires_grad
                     or mine.is_nested
                     or mine.is_meta
-                    or not owns_elements(mine)
+                    or not is_unexpanded(mine)
                 ):
                     return False
                 leaves.append(mine)
@@ -384,7 +384,7 @@ class IndexedTree(BindingMixin):
                     or mine.requires_grad
                     or match.layout is not torch.strided
                     or match.is_meta
-                    or not owns_elements(mine)
+                    or not is_unexpanded(mine)
                 ):
                     return False
                 views.append(view)

@@ -42,7 +42,7 @@ from tdstore.pickling import rebuild
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident import leaf_pickles
 from tdstore.tensordicts.resident.leafwise import LeafwiseTree
-from tdstore.threads import uninterrupted
+from tdstore.threads import without_interrupts
 from tdstore.types import IndexType, LeafSpec, Names, NestedKey, Path, Read, Write, path_text
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ class BindingMixin(LeafwiseTree):
                 hint="do it on the TensorDict that was indexed, or on a clone()",
             )
 
-    @uninterrupted
+    @without_interrupts
     def _catch_up(self) -> None:
         if self._binding is None:
             return

@@ -59,7 +59,7 @@ def are_plain(pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
                 or theirs.dtype is not mine.dtype
                 or theirs.layout is not _DENSE
                 or theirs.is_meta
-                or not owns_elements(mine)
+                or not is_unexpanded(mine)
             ):
                 return False
     except RuntimeError:  # what torch.vmap hands out does not tell
@@ -67,7 +67,7 @@ def are_plain(pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
     return True
 
 
-def owns_elements(leaf: Tensor) -> bool:
+def is_unexpanded(leaf: Tensor) -> bool:
     """Return whether no dimension is expanded: torch refuses to write elements that are several at once."""
     return leaf.is_contiguous() or (leaf.layout is _DENSE and 0 not in leaf.stride())
 
