@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Mapping
+from types import NoneType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -82,6 +83,36 @@ def check_int(value: object, what: str) -> None:
         raise refuse_type(what, "an int", value) from None
 
 
+def check_batch_dims(batch_dims: object) -> None:
+    """Refuse what is no number of batch dimensions.
+
+    Raises:
+        InvalidTypeError: it is neither an int nor None. InvalidArgumentError: it is negative.
+    """
+    if not isinstance(batch_dims, (int, NoneType)):
+        raise refuse_type("batch_dims", "an int or None", batch_dims)
+    if batch_dims is not None and batch_dims < 0:
+        raise InvalidArgumentError(f"batch_dims={batch_dims}: the number of batch dimensions is 0 or more")
+
+
+def check_prefetch(prefetch: object) -> None:
+    """Refuse what is no number of batches to read ahead.
+
+    Raises:
+        InvalidTypeError: it is no int. InvalidArgumentError: it is negative, or there would be threads and batches
+            without end.
+    """
+    check_int(prefetch, "prefetch")
+    if not 0 <= operator.index(prefetch) <= MOST_AHEAD:  # type: ignore[arg-type]  # it is one
+        raise InvalidArgumentError(
+            f"prefetch={prefetch}: the number of batches to read ahead is between 0 and {MOST_AHEAD}"
+        )
+
+
+MOST_AHEAD = 1024
+"""The most batches that are read ahead: each may have a thread, and the memory of a batch."""
+
+
 def check_callable(value: object, what: str) -> None:
     """Refuse what cannot be called.
 
@@ -149,13 +180,38 @@ def tensor_for(value: Any, what: str, dtype: torch.dtype | None = None) -> Tenso
     Args:
         value: a tensor, a number, a list or an array.
         what: the entry, for the message.
-        dtype: the dtype of the tensor; default: that of the value.
+        dtype: of the entry, for what is no tensor yet.
 
     Raises:
-        ArgumentKindError: no tensor can be made of it.
+        ArgumentKindError: no tensor can be made of it, or a number is none of the dtype, as NaN is no integer.
     """
     try:
-        return value if dtype is None and isinstance(value, Tensor) else torch.as_tensor(value, dtype=dtype)
-    except (TypeError, ValueError, RuntimeError) as error:
-        why = str(error).partition("\n")[0]
-        raise ArgumentKindError(f"{value!r:.80} is no tensor or number for {what}: {why}") from None
+        if isinstance(value, Tensor):
+            return value
+        if dtype is not None and isinstance(value, (bool, int, float, complex)):
+            return torch.full((), value, dtype=dtype)  # `as_tensor` would wrap a number that is too large
+        return torch.as_tensor(value, dtype=dtype)
+    except NO_NUMBER as error:
+        raise refuse_value(value, what, error) from None
+
+
+def number_like(value: Any, what: str, like: Tensor) -> Tensor:
+    """Convert a number that fills a tensor to one of its dtype, on its device.
+
+    Raises:
+        ArgumentKindError: it is no number, or none of the dtype, as NaN is no integer.
+    """
+    try:
+        return torch.full((), value, dtype=like.dtype, device=like.device)
+    except NO_NUMBER as error:
+        raise refuse_value(value, what, error) from None
+
+
+NO_NUMBER = (TypeError, ValueError, RuntimeError, OverflowError)
+"""What torch raises for a value that it cannot convert."""
+
+
+def refuse_value(value: object, what: str, error: Exception) -> ArgumentKindError:
+    """Return the error for a value that torch cannot convert, with torch's reason."""
+    why = str(error).partition("\n")[0]
+    return ArgumentKindError(f"{value!r:.80} is no tensor or number for {what}: {why}")

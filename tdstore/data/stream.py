@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tdstore import TensorDictBase
-from tdstore.arguments import as_device, check_int, refuse_type
+from tdstore.arguments import as_device, check_int, check_prefetch, refuse_type
 from tdstore.errors import InvalidArgumentError, InvalidStateError
 
 from .reading import ReadAhead, Task
@@ -40,11 +40,9 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
 
     def __init__(self, prefetch: int, device: torch.device | str | None, timeout: float | None) -> None:
         super().__init__()
-        check_int(prefetch, "prefetch")
+        check_prefetch(prefetch)
         if not isinstance(timeout, (int, float, NoneType)):
             raise refuse_type("timeout", "a number of seconds", timeout)
-        if prefetch < 0:
-            raise InvalidArgumentError(f"prefetch={prefetch}: the number of batches to read ahead is 0 or more")
         if timeout is not None and not (timeout > 0 and prefetch):
             raise InvalidArgumentError(f"timeout={timeout}: it is a number of seconds, and needs prefetch=1 or more")
         self.prefetch = prefetch

@@ -10,7 +10,7 @@ import torch
 
 from tdstore import TensorDict
 from tdstore.data import Epochs, Mixture, TensorDictDataset
-from tdstore.errors import DeviceError, InvalidTypeError, TDStoreError
+from tdstore.errors import DeviceError, InvalidArgumentError, InvalidTypeError, TDStoreError
 
 DATA = TensorDict({"a": torch.arange(6)}, [6])
 
@@ -20,6 +20,12 @@ CALLS: dict[str, tuple[Callable[[], Any], type[TDStoreError], str]] = {
     "a rank": (lambda: Epochs(DATA, 2, rank="0", world_size=2), InvalidTypeError, "rank must be an int, not a str"),
     "a span": (lambda: Epochs(DATA, 2, span=[1]), InvalidTypeError, "span must be an int, not a list"),
     "batches read ahead": (lambda: Epochs(DATA, 2, prefetch=None), InvalidTypeError, "prefetch must be an int"),
+    "batches without end": (
+        lambda: Epochs(DATA, 2, prefetch=10**30),
+        InvalidArgumentError,
+        "to read ahead is between 0 and 1024",
+    ),
+    "batches read before": (lambda: Mixture([Epochs(DATA, 2)], prefetch=-1), InvalidArgumentError, "prefetch=-1"),
     "a timeout": (lambda: Epochs(DATA, 2, timeout="1s"), InvalidTypeError, "timeout must be a number of seconds"),
     "a device": (lambda: Epochs(DATA, 2, device="gpu"), DeviceError, "'gpu' is no device"),
     "a transform": (

@@ -265,6 +265,11 @@ MORE: list[tuple[str, str, str]] = [
         "[['x', 'y']]",
     ),
     (
+        "A number that an entry cannot hold (300 in bytes, NaN in integers) is refused",
+        "b = T({'b': torch.zeros(3, dtype=torch.uint8)}, [3]); b[0] = 300",
+        "ValueError",
+    ),
+    (
         "does not take one over by `load_memmap_`",
         "M.NonTensorData('x').memmap('p'); td.clone().load_memmap_('p')",
         "TypeError",

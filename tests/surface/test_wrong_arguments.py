@@ -29,7 +29,10 @@ LEAVES = {"a": torch.zeros(4, 2, 3), "n": {"c": torch.zeros(4, 2)}}
 MASK = torch.ones(4, 2, dtype=torch.bool)
 
 
-@pytest.fixture(params=["TensorDict", "memmap", "lazy 0", "h5", "window"])
+KINDS_HERE = ["TensorDict", "memmap", "lazy 0", "h5", "window"]
+
+
+@pytest.fixture(params=KINDS_HERE)
 def td(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return KINDS[request.param](floats(), tmp_path, None).td
 
@@ -121,6 +124,57 @@ def test_the_error_names_the_argument_and_nothing_changes(td: Any, name: str) ->
     with pytest.raises(kind, match=text):
         call(td)
     assert (td == before).all()
+
+
+INTS = TensorDict({"u": torch.zeros(4, 2, dtype=torch.uint8), "n": {"i": torch.arange(8).view(4, 2)}}, [4, 2])
+NAN = float("nan")
+NUMBERS: dict[str, Callable[[Any], Any]] = {
+    "a row": lambda td: td.__setitem__(0, NAN),
+    "rows": lambda td: td.__setitem__([0, 2], NAN),
+    "a mask": lambda td: td.__setitem__(MASK, 300),
+    "masked_fill": lambda td: td.masked_fill(MASK, 300),
+    "masked_fill_": lambda td: td.masked_fill_(MASK, NAN),
+    "fill_": lambda td: td.fill_("u", 300),
+    "fill_ with None": lambda td: td.fill_("u", None),
+    "fill_ of a group": lambda td: td.fill_("n", NAN),
+    "set_at_": lambda td: td.set_at_("u", 300, 0),
+    "set_at_ of rows": lambda td: td.set_at_(("n", "i"), NAN, [0, 1]),
+    "set_": lambda td: td.set_("u", 10**30),
+    "beyond int64": lambda td: td.__setitem__(0, 10**30),
+}
+"""Numbers that the integers of an entry cannot be; the peer writes some of them as others, and torch refuses all."""
+
+
+@pytest.mark.parametrize("kind", ["TensorDict", "memmap", "lazy 0", "h5", "zarr", "window"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_that_an_entry_cannot_be(kind: str, name: str, tmp_path: Path) -> None:
+    td = KINDS[kind](INTS.clone(), tmp_path, None).td
+    with pytest.raises(ArgumentKindError, match="is no tensor or number for entry '[ui]'|for entry 'n'"):
+        NUMBERS[name](td)
+    assert (td == INTS).all()
+
+
+def test_a_group_is_filled_as_a_whole_or_not_at_all() -> None:
+    td = TensorDict({"n": {"x": torch.ones(3), "i": torch.ones(3, dtype=torch.int64)}}, [3])
+    with pytest.raises(ArgumentKindError, match="for entry 'n'"):
+        td.fill_("n", NAN)
+    assert td["n", "x"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("batch_dims", [-1, -(10**30)])
+@pytest.mark.parametrize("kind", [*KINDS_HERE, "zarr"])
+def test_a_negative_number_of_batch_dimensions(kind: str, batch_dims: int, tmp_path: Path) -> None:
+    td = KINDS[kind](floats(), tmp_path, None).td.unlock_()
+    with pytest.raises(InvalidArgumentError, match="number of batch dimensions is 0 or more"):
+        td.auto_batch_size_(batch_dims)
+    assert td.batch_size == td["n"].batch_size == (4, 2)
+    with pytest.raises(InvalidArgumentError, match=f"batch_dims={batch_dims}"):
+        TensorDict.from_list([{"a": 1}], batch_dims=batch_dims)
+
+
+def test_lists_of_no_batch_dimensions() -> None:
+    td = TensorDict.from_list([{"a": torch.ones(3, 4)}], batch_dims=0, auto_batch_size=True, lazy=True)
+    assert td.batch_size == (1,)
 
 
 def test_numbers_of_numpy_may_stand_at_the_left(td: Any) -> None:

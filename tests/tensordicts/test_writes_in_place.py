@@ -66,10 +66,16 @@ def test_a_number_for_elements_that_share_memory_changes_no_entry(index):
     assert not td["first"].any()
 
 
-def test_a_number_that_uint8_lacks_wraps_as_it_does_in_torch():
+@pytest.mark.parametrize("index", [0, [0, 1], slice(0, 2), torch.tensor([True, False, False])], ids=str)
+def test_a_number_that_uint8_lacks_is_refused_as_it_is_by_torch(index):
     td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3, dtype=torch.uint8)}, [3])
-    td[0] = 300
-    assert td["b"].tolist() == [44, 0, 0]
+    with pytest.raises(RuntimeError, match="without overflow"):
+        td["b"].clone()[index] = 300
+    with pytest.raises(errors.ArgumentKindError, match="300 is no tensor or number for entry 'b'.*without overflow"):
+        td[index] = 300
+    assert not td["a"].any()
+    td[index] = -1  # which torch takes as 255
+    assert td["b"][0] == 255
 
 
 def test_a_number_leaves_values_as_they_are():

@@ -8,14 +8,13 @@ with its batch size. Where the tensors live is the business of a store, never of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.arguments import refuse_type
+from tdstore.arguments import check_batch_dims
 from tdstore.container.core.dim_names import NamesMixin
 from tdstore.container.core.locks import READONLY, LockMixin
 from tdstore.container.core.paths import entry_path
@@ -205,8 +204,7 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
             >>> td.auto_batch_size_().batch_size
             torch.Size([3])
         """
-        if not isinstance(batch_dims, (int, NoneType)):
-            raise refuse_type("batch_dims", "an int or None", batch_dims)
+        check_batch_dims(batch_dims)
         for _, group in self._stored_groups():
             if not keep_compliant_size or batch_dims is None or group.batch_dims < batch_dims:
                 group.auto_batch_size_(batch_dims, keep_compliant_size)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from tdstore.arguments import as_device
+from tdstore.arguments import as_device, number_like
 from tdstore.container.core.container import GROUP, LEAF, Container
 from tdstore.container.core.dim_names import as_names
 from tdstore.container.entries.unbatched import UnbatchedTensor
@@ -50,15 +50,22 @@ class FillingMixin(Container):
 
         Raises:
             KeyNotFoundError: there is no such entry.
+            ArgumentKindError: no number, or one that the dtype of an entry does not have.
             ReadOnlyError: the dataset was opened in mode "r".
 
         Example:
             >>> TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, [2]).fill_("a", 7)["a"]
             tensor([7., 7.])
         """
-        entry = self.get(key)
+        entry, what = self.get(key), f"entry {key!r}"
         if isinstance(entry, Container):
-            entry._foreach_(lambda leaves: [t.fill_(value) for t in leaves])
+
+            def fill(leaves: Sequence[Tensor]) -> None:
+                numbers = [number_like(value, what, t) for t in leaves]  # all of them before the first leaf changes
+                for leaf, number in zip(leaves, numbers, strict=True):
+                    leaf.fill_(number)
+
+            entry._foreach_(fill)
             return self
         if entry is None:
             raise self._missing(key)
@@ -66,9 +73,10 @@ class FillingMixin(Container):
             return self
         if isinstance(entry, UnbatchedTensor):
             return self.set_(key, entry.holding(torch.full_like(entry.wrapped, value)))
+        number = number_like(value, what, entry)
         if entry.is_nested:
             return self.set_(key, torch.full_like(entry, value))
-        return self.set_(key, torch.full((), value, dtype=entry.dtype, device=entry.device).expand(entry.shape))
+        return self.set_(key, number.expand(entry.shape))
 
     # -- new tensors of the same form ----------------------------------------------------------
     def new_zeros(self, *size: SizeLike, **kwargs: Any) -> Self:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tdstore import errors
+from tdstore.arguments import tensor_for
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container, EntrySource
 from tdstore.container.core.key_views import IsLeaf, walk
 from tdstore.container.core.paths import entry_path, is_key
@@ -111,7 +112,7 @@ class WritingMixin(Container):
         """
         kind = self._kind(key)
         if kind == LEAF and isinstance(item, (bool, int, float, complex)):
-            value: Any = torch.as_tensor(item)
+            value: Any = tensor_for(item, f"entry {key!r}")
         elif isinstance(item, Tensor) and (kind == LEAF or (not whole and kind == VALUE and self._is_unbatched(key))):
             value = item
         else:

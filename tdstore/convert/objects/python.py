@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tdstore.arguments import as_list, refuse_type
+from tdstore.arguments import as_list, check_batch_dims, refuse_type
 from tdstore.container.core.container import Container
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.functions.construct_and_join import from_container, lazy_stack, maybe_dense_stack, stack
@@ -365,10 +364,9 @@ def from_list(
         raise InvalidTypeError(
             "from_list takes a list of dicts, dataclasses, named tuples or TensorDicts, or of lists of them"
         )
-    if not isinstance(batch_dims, (int, NoneType)):
-        raise refuse_type("batch_dims", "an int or None", batch_dims)
+    check_batch_dims(batch_dims)
     below = None if batch_size is None else as_size(batch_size)[1:]
-    deeper = None if batch_dims is None else batch_dims - 1
+    deeper = None if batch_dims is None else max(batch_dims - 1, 0)
     parts = [
         from_list(v, auto_batch_size=auto_batch_size, batch_size=below, batch_dims=deeper, lazy=lazy)
         if isinstance(v, list)

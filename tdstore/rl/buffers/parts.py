@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.arguments import check_callable, check_int
+from tdstore.arguments import check_callable, check_int, check_prefetch
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, TDStoreError
 from tdstore.interop import from_tensordict, to_tensordict
 from tdstore.rl.buffers.checkpoints import Checkpointer
@@ -185,8 +185,8 @@ def check_settings(batch_size: object, prefetch: int | None, dim_extend: int | N
     """
     if batch_size is not None:
         check_size(batch_size)
-    if prefetch is not None and (not isinstance(prefetch, int) or prefetch < 0):
-        raise InvalidArgumentError(f"prefetch is a number of batches, not {prefetch!r}")
+    if prefetch is not None:
+        check_prefetch(prefetch)
     if collate_fn is not None:
         check_callable(collate_fn, "collate_fn")
     if dim_extend is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.arguments import tensor_for
+from tdstore.arguments import check_batch_dims, tensor_for
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container, _as_tensor, _as_value, _fit_value
 from tdstore.container.core.dim_names import as_names, extend_names
 from tdstore.container.core.locks import LOCKED, READONLY, THROUGH
@@ -119,7 +120,7 @@ class LazyWrites(LazyTree):
     def _coerce_existing(self, key: str, item: Any, *, whole: bool = False) -> Any:
         """Coerce a part for each element, to its entry's own kind and shape."""
         if self._kind(key) == LEAF and isinstance(item, (bool, int, float, complex)):
-            item = torch.as_tensor(item)
+            item = tensor_for(item, f"entry {key!r}")
         if isinstance(item, Tensor) and not item.is_nested and self._kind(key) == LEAF:
             shape, batch = self._leaf_shape(key), self._batch_size
             if item.shape[: len(batch)] != batch and -1 not in shape:
@@ -220,19 +221,21 @@ class LazyWrites(LazyTree):
         shape = self._leaf_shape(key)
         terms = spelled_out(as_terms(index), len(shape))
         found = self._leaf_route(key, terms)
-        value = tensor_for(value, f"entry {key!r}")
         if found is None:
             whole = self._raw(key)
+            value = tensor_for(value, f"entry {key!r}", whole.dtype)
             put(whole, terms, value.to(whole.dtype))
             self._write({key: whole})
             return
+        tensor = None if isinstance(value, (bool, int, float, complex)) else tensor_for(value, f"entry {key!r}")
         inner = torch.Size((*shape[: self._stack_dim], *shape[self._stack_dim + 1 :]))
         wide = result_ndim(inner, found)
         rows = [found.rows] if isinstance(found.rows, int) else found.rows.flatten().tolist()
         block = () if isinstance(found.rows, int) else found.rows.shape
         for number, row in enumerate(rows):
-            part = pick(value, found.place, block, number, wide)
-            self._tds[row]._write_leaf_at(key, found.rest, lifted(part, found, wide - len(block)))
+            if tensor is not None:
+                value = lifted(pick(tensor, found.place, block, number, wide), found, wide - len(block))
+            self._tds[row]._write_leaf_at(key, found.rest, value)
 
     def set(self, key: NestedKey, item: object, inplace: bool = False, **kwargs: Any) -> Self:
         if type(key) is str and type(item) is Tensor and not item.is_nested and not self._ragged:
@@ -513,16 +516,13 @@ class LazyWrites(LazyTree):
 
     def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Self:
         """Give the elements the largest batch size that all entries share, of at most `batch_dims - 1` dimensions."""
+        check_batch_dims(batch_dims)
         d = self._stack_dim
         old = [td._batch_size for td in self._tds]
         for td in self._tds:
             td.auto_batch_size_(None if batch_dims is None else max(batch_dims - 1, d), keep_compliant_size)
         sizes = [td._batch_size for td in self._tds]
-        shared = 0
-        for column in zip(*sizes, strict=False):
-            if len(set(column)) > 1:
-                break
-            shared += 1
+        shared = sum(1 for _ in itertools.takewhile(lambda lengths: len({*lengths}) == 1, zip(*sizes, strict=False)))
         if sizes and shared < d:
             for td, size in zip(self._tds, old, strict=True):
                 td._set_batch_size(size)

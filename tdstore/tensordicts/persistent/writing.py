@@ -282,7 +282,7 @@ class StoredWrites(StoredTree):
         self._refuse_nested(key)
         sel = self._leaf_sel(key)[index]
         spec = self._handle.specs[path]
-        tensor = _expanded(tensor_for(value, f"entry {key!r}"), torch.Size(sel.shape), key)
+        tensor = _expanded(tensor_for(value, f"entry {key!r}", spec.dtype), torch.Size(sel.shape), key)
         tensor = tensor.to(device="cpu", dtype=spec.dtype)
         return self._parts(path, sel, tensor)
 
@@ -364,7 +364,8 @@ class StoredWrites(StoredTree):
             )
 
     def _leaf_value(self, key: str, value: Any) -> Tensor:
-        return _expanded(tensor_for(value, f"entry {key!r}"), self._leaf_shape(key), key)
+        dtype = self._handle.specs[(*self._path, key)].dtype
+        return _expanded(tensor_for(value, f"entry {key!r}", dtype), self._leaf_shape(key), key)
 
     def _drop(self, keys: Iterable[str]) -> None:
         if self._view is not None:

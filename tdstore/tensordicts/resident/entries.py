@@ -214,7 +214,7 @@ class ResidentTree(TensorDictBase):
                 check_copies(((old, value),))
             return value
         if not isinstance(value, Tensor):
-            value = tensor_for(value, f"entry {key!r}", None if isinstance(value, (bool, int, float)) else old.dtype)
+            value = tensor_for(value, f"entry {key!r}", old.dtype)
         if value.dtype != old.dtype or (value.device != old.device and value.ndim):
             value = value.to(old.device, old.dtype)
         if old.is_nested:

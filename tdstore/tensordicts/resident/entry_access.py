@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from tdstore.arguments import NO_NUMBER, number_like
 from tdstore.container.core.locks import READONLY
 from tdstore.index.index_terms import as_row
 from tdstore.index.rows import FEW, ONE_THREAD, check_rows, put_rows
@@ -110,7 +111,11 @@ class EntryTree(IndexedTree):
             return super().fill_(key, value)
         if HOLES:
             reserve(mine)
-        mine.fill_(value)
+        try:
+            mine.fill_(value)
+        except NO_NUMBER:
+            number_like(value, f"entry {key!r}", mine)  # raises the error that names the entry
+            raise
         return self
 
     def is_non_tensor(self, key: NestedKey) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from tdstore import TensorDict
 from tdstore.errors import (
+    InvalidArgumentError,
     InvalidKeyError,
     InvalidTypeError,
     StateDictError,
@@ -80,6 +81,11 @@ def test_settings_are_checked_when_the_buffer_is_made() -> None:
         ReplayBuffer(storage=LazyTensorStorage(10), collate_fn="stack")  # type: ignore[arg-type]
     with pytest.raises(InvalidTypeError, match="dim_extend must be an int"):
         ReplayBuffer(storage=LazyTensorStorage(10), dim_extend="x")  # type: ignore[arg-type]
+    for prefetch in (-1, 10**30):
+        with pytest.raises(InvalidArgumentError, match=f"prefetch={prefetch}: the number of batches to read ahead"):
+            ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2, prefetch=prefetch)
+    with pytest.raises(InvalidTypeError, match="prefetch must be an int, not a str"):
+        ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2, prefetch="2")  # type: ignore[arg-type]
     with pytest.raises(UnknownBackendError, match="no backend is named '3'"):
         LazyStorage(10, storage=3)
 
