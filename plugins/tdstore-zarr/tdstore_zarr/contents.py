@@ -23,7 +23,7 @@ from tdstore.index.ranges import index_shape
 from tdstore.storekit import accept_dirty, refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
 from tdstore.storekit.foreign_strings import StringsLeaf
-from tdstore.threads import ThreadPool
+from tdstore.threads import ThreadPool, without_interrupts
 from tdstore.types import Fault, LeafSpec, Path, Read, path_text
 from tdstore_zarr.codec import bridge
 from tdstore_zarr.codec.buffers import Buffers, seal_of
@@ -151,12 +151,16 @@ class Contents:
     def _settle_log(self) -> None:
         """Move committed objects to their places."""
         self.engine.apply()
+        if self.place.redo and self.durable:
+            self.place.sync()
+        self._end_log()
+        self.engine.clean()
+
+    @without_interrupts
+    def _end_log(self) -> None:
         if self.place.redo:
-            if self.durable:
-                self.place.sync()
             self.place.put_root(self.root, sync=self.durable)
         self.engine.applied()
-        self.engine.clean()
 
     def _take_in(self, document: Document) -> None:
         """Adopt the nodes of a document, and look up those that it leaves out."""

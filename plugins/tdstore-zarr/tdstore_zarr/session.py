@@ -18,14 +18,15 @@ from tdstore.dtypes import to_numpy
 from tdstore.errors import StoreError
 from tdstore.header import Header
 from tdstore.storekit import WriterState, commit_for_readers, end_writer
+from tdstore.threads import without_interrupts
 from tdstore.types import Path, path_text
 from tdstore_zarr.codec import bridge
 from tdstore_zarr.contents import Contents, Rows
 from tdstore_zarr.layout.document import NAME, Document, encode_root, unmarked
-from tdstore_zarr.layout.leaf import Leaf
+from tdstore_zarr.layout.leaf import Leaf, Stored
 from tdstore_zarr.layout.names import Names
 from tdstore_zarr.layout.nodes import put_copies, wanted_nodes
-from tdstore_zarr.place.redo_log import Put, encode_logged
+from tdstore_zarr.place.redo_log import Put, RedoLog, encode_logged
 
 _log = logging.getLogger("tdstore")
 
@@ -148,17 +149,29 @@ class Session(Contents):
         steps = self.buffers.steps(job for job in arrays if job[0].cut.pipeline is not None)
         fits = self.buffers.make_room(steps)  # before any change: the storage may refuse it
         self.engine.begin()
+        done = False
         try:
             for leaf, index, array in arrays:
                 if leaf.cut.pipeline is None:
                     bridge.write(self.place.engine, leaf, index, array, self.url)
             self.buffers.write(steps, fits=fits)
+            done = True  # from here on an interrupt takes nothing back
+            self.buffers.before, self.buffers.replaced = {}, []
+            self.engine.end(keep=True)
         except BaseException:
-            for leaf, objects in bridged.values() if self.engine.revocable else ():
-                leaf.objects = objects
-            self.engine.end(keep=False)
+            self._end_write(bridged.values(), keep=done)
             raise
-        self.engine.end(keep=True)
+
+    @without_interrupts
+    def _end_write(self, bridged: Iterable[tuple[Leaf, dict[int, Stored]]], *, keep: bool) -> None:
+        """Keep the puts since `engine.begin`, or undo them, and what leaves tell of them."""
+        if keep:
+            self.buffers.before, self.buffers.replaced = {}, []
+        else:
+            for leaf, objects in bridged if self.engine.revocable else ():
+                leaf.objects = objects
+            self.buffers.roll_back()
+        self.engine.end(keep=keep)
 
     def rename(self, moves: Mapping[Path, Path]) -> None:
         """Move leaves; names may be exchanged."""
@@ -226,26 +239,15 @@ class Session(Contents):
             root = encode_root(document, header, self.leaves.values(), url=self.url)
         except ValueError as error:
             raise StoreError(str(error), url=self.url) from error
-        self._put_root(root)
-        document.ours, document.header, document.mark = True, header, None
-        self.accepted = False
-        self.foreign = None
+        self._put_root(root, header)
 
-    def _put_root(self, root: bytes) -> None:
+    def _put_root(self, root: bytes, header: Header | None = None) -> None:
         """Commit, and move everything to its place."""
         if self.durable:
             self.place.sync()
         new = not self.place.published
         log = self.engine.record()
-        if new:
-            self.place.publish(root, sync=self.durable)
-        else:
-            marked = root if log is None or not self.place.redo else encode_logged(root, log)
-            self.place.put_root(marked, sync=self.durable)
-        self.root = root
-        self.marked.clear()
-        self._moved = {}
-        self.engine.follow(log)
+        self._commit_root(root, log, header)
         try:
             if new:
                 self.place.settled(self.document)
@@ -264,6 +266,23 @@ class Session(Contents):
             )
             with contextlib.suppress(StoreError):
                 self.place.release()
+
+    @without_interrupts
+    def _commit_root(self, root: bytes, log: RedoLog | None, header: Header | None) -> None:
+        if self.place.published:
+            marked = root if log is None or not self.place.redo else encode_logged(root, log)
+            self.place.put_root(marked, sync=self.durable)
+        else:
+            self.place.publish(root, sync=self.durable)
+        self.root = root
+        self.marked.clear()
+        self._moved = {}
+        self.engine.follow(log)
+        self.accepted = False
+        if header is not None:
+            document = self.document
+            document.ours, document.header, document.mark = True, header, None
+            self.foreign = None
 
     def _forget_node(self, node: str) -> None:
         for path in [p for p, n in self.names.nodes.items() if n == node]:
@@ -290,7 +309,6 @@ class Session(Contents):
         self.place.take()
         self.buffers.flush()
         self._put_root(unmarked(self.root))
-        self.accepted = False
 
     def unmark(self) -> None:
         self.place.release()

@@ -333,7 +333,7 @@ class StoreHandle:
                 try:
                     store.discard()
                     header = store.load_header()
-                    if header and dict(header.groups) != self.groups:  # an interrupt came when the store had committed
+                    if header and not isinstance(error, Exception):  # an interrupt may come after the commit
                         self.reload()
                 except TDStoreError as second:
                     error.add_note(f"{store.url} could not be put back ({second}): open it again")

@@ -1,86 +1,54 @@
-"""Ctrl-C within `append`, in a program that goes on: the rows are there or not, in memory and in the store."""
+"""Ctrl-C within a change, in a program that goes on: it is done or not done, in memory and in the store."""
 
 from __future__ import annotations
 
 import shutil
-import signal
-import sys
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
-import torch
 
-import tdstore
-from tdstore import TensorDict
+from tests import interrupts
 
-WITHIN = {"_catch_up", "_commit", "_follow", "_record", "_save", "_settle", "append_step", "apply", "commit"}
-WITHIN |= {"put_attribute", "replace_file"}
-"""Functions, each line of which is interrupted."""
-
-
-class Interruption:
-    """SIGINT before the n-th line of these functions."""
-
-    def __init__(self, number: int) -> None:
-        self.left = number
-
-    def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
-        return self.line if frame.f_code.co_name in WITHIN and "tdstore" in frame.f_code.co_filename else None
-
-    def line(self, frame: FrameType, event: str, arg: object) -> Any:
-        if event == "line":
-            self.left -= 1
-            if not self.left:
-                sys.settrace(None)
-                signal.raise_signal(signal.SIGINT)
-        return self.line
+COMMITS = {"_catch_up", "_commit", "_commit_root", "_follow", "_put_root", "_record", "_save", "_settle", "_settle_log"}
+COMMITS |= {"append_step", "apply", "commit", "put_attribute", "put_root"}
 
 
 @pytest.fixture(autouse=True)
 def _interrupts() -> Iterator[None]:
-    handler, trace = signal.signal(signal.SIGINT, signal.default_int_handler), sys.gettrace()
-    yield
-    sys.settrace(trace)
-    signal.signal(signal.SIGINT, handler)
+    with interrupts.python_handler():
+        yield
 
 
-def shown(td: Any) -> list[list[Any]]:
-    """Return all columns, of one length."""
-    columns = [td["a"].tolist(), td["n", "b"].tolist(), list(td["t"])]
-    assert [len(column) for column in columns] == [len(td)] * 3
-    return columns
+def remade(kind: str, folder: Path) -> Callable[[], str]:
+    """Return what makes the dataset anew."""
+    before, place = folder / f"before.{kind}", folder / f"now.{kind}"
+    interrupts.dataset().save(before).close()
 
-
-@pytest.mark.parametrize("kind", ["memmap", "h5"])
-def test_an_interrupted_append_happened_or_did_not(kind: str, tmp_path: Path) -> None:
-    first, rows = (
-        TensorDict({"a": torch.full((n,), x), "n": {"b": torch.full((n,), x)}, "t": [str(x)] * n}, [n])
-        for n, x in ((4, 0.0), (2, 9.0))
-    )
-    before, place = tmp_path / f"before.{kind}", tmp_path / f"now.{kind}"
-    first.save(before).close()
-    for number in count(1):
+    def make() -> str:
         if place.is_dir():
             shutil.rmtree(place)
         (shutil.copytree if before.is_dir() else shutil.copy)(before, place)
-        interruption = Interruption(number)
-        with tdstore.open(place, "r+") as td:
-            sys.settrace(interruption)
-            try:
-                td.append(rows)
-            except KeyboardInterrupt:
-                pass
-            finally:
-                sys.settrace(None)
-            assert shown(td) in (shown(first), shown(torch.cat([first, rows]))), number
-            td.append(rows[:1])
-            in_memory = shown(td)
-        with tdstore.open(place) as td:
-            assert shown(td) == in_memory, number
-        if interruption.left > 0:
-            break
-    assert number > 20
+        return str(place)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("memmap", interrupts.append),
+        ("h5", interrupts.append),
+        ("h5", interrupts.replace),
+        ("zarr", interrupts.append),
+        ("zarr", interrupts.replace),
+    ],
+)
+def test_an_interrupted_change_happened_or_did_not(kind: str, change: Callable[[Any], None], tmp_path: Path) -> None:
+    assert interrupts.sweep(remade(kind, tmp_path), change, COMMITS) > 20
+
+
+def test_an_interrupted_write_of_chunks_happened_or_did_not(tmp_path: Path) -> None:
+    within = {"_keep", "write"}
+    assert interrupts.sweep(remade("zarr", tmp_path), interrupts.fill, within) > 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,8 +85,10 @@ class Buffers(Pending):
         self._bytes = 0
         self._marks: dict[str, tuple[int, Stored, Marks]] = {}
         """Of each leaf, the shard that was put last: the next one most often begins with the same bytes."""
-        self._replaced: list[tuple[Leaf, int, Stored | None]] = []
+        self.replaced: list[tuple[Leaf, int, Stored | None]] = []
         """Objects that were put since `write` began, and the ones they replaced."""
+        self.before: dict[tuple[str, int], tuple[_Cell, _Saved] | None] = {}
+        """Since `write` began: what was buffered of the objects that it changed."""
 
     def __bool__(self) -> bool:
         return bool(self._cells)
@@ -118,26 +120,23 @@ class Buffers(Pending):
         return size <= self.limit
 
     def write(self, steps: Sequence[Step], *, fits: bool) -> None:
-        """Execute steps: all of them, or, if an error is raised, none (in a published store).
+        """Execute steps. After it, the caller calls `roll_back`, or empties `before` and `replaced`.
 
         Args:
             steps: the steps.
             fits: the result of `make_room`, which is called first.
         """
-        self._replaced.clear()
-        before: dict[tuple[str, int], tuple[_Cell, _Saved] | None] = {}
+        if fits:
+            self._write_at_once(steps)
+            return
         try:
-            if fits:
-                self._write_at_once(steps, before)
-            else:
-                self._write_in_lots(steps)
+            self._write_in_lots(steps)
         except BaseException:
-            if not fits:
-                self.clear()  # nothing but this was in memory
-            self._roll_back(before)
+            self.clear()  # nothing but this was in memory
             raise
 
-    def _write_at_once(self, steps: Sequence[Step], before: dict[tuple[str, int], tuple[_Cell, _Saved] | None]) -> None:
+    def _write_at_once(self, steps: Sequence[Step]) -> None:
+        before = self.before
         work: list[tuple[_Cell, Step, Any]] = []
         for step in steps:  # reads, which may fail, come before changes
             place = (step.leaf.node, step.number)
@@ -178,20 +177,22 @@ class Buffers(Pending):
         self._bytes += cell.raw.nbytes
         return cell
 
-    def _roll_back(self, before: Mapping[tuple[str, int], tuple[_Cell, _Saved] | None]) -> None:
-        for place, saved in before.items():
+    def roll_back(self) -> None:
+        """Undo what `write` did; in a store that is not published, only what is not on the storage."""
+        for place, saved in self.before.items():
             self._cells.pop(place, None)
             if saved is not None:
                 cell, (raw, loaded) = saved
                 cell.raw, cell.loaded = raw, loaded
                 self._cells[place] = cell
         self._bytes = sum(cell.raw.nbytes for cell in self._cells.values())
-        for leaf, number, old in reversed(self._replaced) if self.engine.revocable else ():
+        for leaf, number, old in reversed(self.replaced) if self.engine.revocable else ():
             if old is None:
                 leaf.objects.pop(number, None)
             else:
                 leaf.objects[number] = old
             self.reader.forget(leaf, number)
+        self.before, self.replaced = {}, []
 
     def _prepare(self, cell: _Cell, part: Part) -> Any:
         """Load the inner chunks that are about to be written in part; return those about to be written."""
@@ -291,7 +292,7 @@ class Buffers(Pending):
         data, crc, pieces = self._encode(cell)
         self.engine.put(leaf.key(number), data)
         if self.engine.revocable:
-            self._replaced.append((leaf, number, leaf.objects.get(number)))
+            self.replaced.append((leaf, number, leaf.objects.get(number)))
         stored = leaf.objects[number] = Stored(len(data), crc)
         self.reader.forget(leaf, number)
         if pieces is not None:
