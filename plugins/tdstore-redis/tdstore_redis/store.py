@@ -25,6 +25,7 @@ from tdstore.store import Cap, Store
 from tdstore.storekit import CheckedStore, check_choices, end_writer, refusals
 from tdstore.storekit.budget import allocating
 from tdstore.storekit.pages import empty
+from tdstore.threads import without_interrupts
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Recover, Verify, Write, path_text
 from tdstore.values import encode_value
 from tdstore_redis.address import parse
@@ -254,6 +255,7 @@ class RedisStore(CheckedStore[Array]):
     def load_header(self) -> Header:
         return self._open().document.header
 
+    @without_interrupts
     def _save(self, header: Header) -> None:
         writer = self._writer()
         if writer.published:
@@ -262,6 +264,7 @@ class RedisStore(CheckedStore[Array]):
             commit.publish(writer, header)
 
     # -- data ----------------------------------------------------------------------------
+    @without_interrupts
     def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         writer = self._writer()
         made: dict[Path, LeafSpec] = {}
@@ -320,6 +323,7 @@ class RedisStore(CheckedStore[Array]):
     def _write(self, wanted: Sequence[tuple[Array, Write]]) -> None:
         row_writes.write(self._writer(), [w for _, w in wanted])
 
+    @without_interrupts
     def _delete(self, paths: Sequence[Path]) -> None:
         writer = self._writer()
         gone = [self._leaf(path) for path in paths]
@@ -330,6 +334,7 @@ class RedisStore(CheckedStore[Array]):
                     del writer.document.arrays[path]
                 writer.drop(gone)
 
+    @without_interrupts
     def _resize(self, lengths: Mapping[Path, int]) -> None:
         writer = self._writer()
         with writer.line.errors("resizing"):
@@ -337,6 +342,7 @@ class RedisStore(CheckedStore[Array]):
             for path, length in lengths.items():
                 writer.resize(path, length)
 
+    @without_interrupts
     def _rename(self, moves: Mapping[Path, Path]) -> None:
         writer = self._writer()
         held = {old: self._leaf(old) for old in moves}
@@ -353,6 +359,7 @@ class RedisStore(CheckedStore[Array]):
             writer.drop(over)
 
     # -- life ----------------------------------------------------------------------------
+    @without_interrupts
     def _discard(self) -> None:
         """Discard changes. Rows written before a change of structure are durable, and stay."""
         commit.take_back(self._writer())
@@ -390,6 +397,7 @@ class RedisStore(CheckedStore[Array]):
                     total += sum(session.line.idempotent(lambda wire, asked=asked: wire.raising(asked)))  # type: ignore[misc]
         return total
 
+    @without_interrupts
     def _close(self) -> None:
         session = self._session
         if isinstance(session, Writer):

@@ -27,6 +27,7 @@ from torch import Tensor
 from tdstore.errors import StoreError, TransientError
 from tdstore.header import Header
 from tdstore.storekit import refusals
+from tdstore.threads import without_interrupts
 from tdstore.types import LeafSpec, Path, StoreIndex, Write
 from tdstore_redis.cells.encoding import CellWrites, stored_cells
 from tdstore_redis.cells.fetch import Damaged
@@ -233,6 +234,7 @@ class Writer(Session):
         self.staging, self.staged = {}, set()
         self._noted = bool(self.private())
 
+    @without_interrupts
     def unstage(self) -> None:
         """Remove the staged blocks of a write that failed."""
         if not self.staging:
@@ -267,6 +269,7 @@ class Writer(Session):
         if error is not None:
             raise error
 
+    @without_interrupts
     def put(self, changes: Sequence[Change]) -> None:
         """Change cells of arrays that are in no manifest yet."""
         try:
@@ -337,6 +340,7 @@ class Writer(Session):
         self.base = now
         self.document.revision = now.revision
 
+    @without_interrupts
     def _try(self, writes: CellWrites, extra: Extra | None) -> bool:
         wire = self.wire()
         blocks = writes.partial_blocks()
