@@ -107,6 +107,11 @@ def add(td: Any) -> None:
     td["new"] = torch.arange(8.0).view(4, 2)
 
 
+def rename(td: Any) -> None:
+    """Give an entry another name."""
+    td.rename_key_("a", "z")
+
+
 def shown(td: Any) -> dict[Any, list[Any]]:
     """Return all columns, of one length."""
     columns = {key: list(td[key]) if key == "t" else td[key].tolist() for key in td.keys(True, True)}

@@ -24,6 +24,7 @@ from tdstore.storekit.checksums import sums_of_file, sums_of_part
 from tdstore.storekit.documents import LeafRecord, leaf_record
 from tdstore.storekit.publish import Site, leftovers, remove_tree, sweep_dead
 from tdstore.storekit.session import FileParts, Log, Session
+from tdstore.threads import without_interrupts
 from tdstore.types import Path, path_text
 
 _ANONYMOUS = re.compile(r"\.tdstore-anon-[0-9a-f]{16}")
@@ -157,6 +158,7 @@ class Hold:
             else:
                 os.close(fd)
 
+    @without_interrupts
     def unlock_commits(self) -> None:
         """Let other sessions commit; a forked child only closes its descriptor."""
         if self._commit_lock >= 0:

@@ -182,6 +182,7 @@ class Changes:
     def __init__(self) -> None:
         self._plans: dict[int, StorePlan] = {}
         self._steps: list[Step] = []
+        self._following: list[Step] = []
 
     def write(self, node: Any, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
         """Add a write into existing entries of a container, at a batch index or whole.
@@ -209,10 +210,22 @@ class Changes:
         """Add a `Prepared` write, or a step that cannot fail any more, after those that change stores."""
         self._steps.append(step)
 
+    def follow(self, step: Step) -> None:
+        """Add a step that takes over what a store has; it is done after an interrupt, too: that may follow a commit."""
+        self._steps.append(step)
+        self._following.append(step)
+
     def run(self) -> None:
         """Do all of it: stores first."""
-        begin_all([self])
-        self.finish()
+        try:
+            begin_all([self])
+            self.finish()
+        except Exception:
+            raise
+        except BaseException:
+            for step in self._following:
+                step()
+            raise
 
     def begin(self, back: list[Undo]) -> None:
         """Do what a store may refuse. What takes writes to live rows back is added to the list."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -149,40 +149,50 @@ class BindingMixin(LeafwiseTree):
         if (stored := self._stored()) is None:
             super()._assign(entries)
         else:
-            stored._assign(entries)
-            self._take_entries(entries)
+            self._change(lambda: stored._assign(entries), entries)
 
     def _plan_set(self, changes: Any, entries: Mapping[str, Any]) -> None:
         if (stored := self._stored()) is None:
             super()._plan_set(changes, entries)
         else:
             stored._plan_set(changes, entries)
-            changes.then(lambda: self._take_entries(entries))
+            changes.follow(lambda: self._take_entries(entries))
 
+    @without_interrupts
     def _take_entries(self, keys: Iterable[str]) -> None:
+        """Take over what the store has of these keys."""
         self._forget_facts()
         handle, path = self._binding
         for key in keys:
-            self._data[key] = entry(handle, (*path, key), self._state)
+            if handle.kind((*path, key)) is None:
+                self._data.pop(key, None)
+            else:
+                self._data[key] = entry(handle, (*path, key), self._state)
+
+    def _change(self, change: Callable[[], object], keys: Collection[str]) -> None:
+        """Change entries in the store, and take them over; so too after an interrupt, which may follow the commit."""
+        try:
+            change()
+            self._take_entries(keys)
+        except Exception:
+            raise
+        except BaseException:
+            self._take_entries(keys)
+            raise
 
     def _drop(self, keys: Iterable[str]) -> None:
         gone = list(keys)
         if (stored := self._stored()) is None:
             super()._drop(gone)
         else:
-            stored._drop(gone)
-            for key in gone:
-                del self._data[key]
+            self._change(lambda: stored._drop(gone), gone)
 
     def _rename(self, old: str, new: str) -> None:
         if (stored := self._stored()) is None:
             super()._rename(old, new)
         else:
             order = list(dict.fromkeys([*(key for key in self._data if key != old), new]))
-            stored._rename(old, new)
-            self._data.pop(new, None)
-            del self._data[old]
-            self._take_entries([new])
+            self._change(lambda: stored._rename(old, new), [old, new])
             super()._reorder(order)
 
     def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
@@ -217,8 +227,10 @@ class BindingMixin(LeafwiseTree):
             try:
                 write.begin(back)
                 self._keep_values(values)
-            except BaseException:
+            except BaseException as error:
                 self._data.update(few)
+                if not isinstance(error, Exception):
+                    self._take_entries(few)
                 raise
             back.append(undo)
 

@@ -38,7 +38,10 @@ def remade(kind: str, folder: Path) -> Callable[[], str]:
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
+        ("memmap", interrupts.add),
         ("memmap", interrupts.append),
+        ("memmap", interrupts.rename),
+        ("memmap", interrupts.replace),
         ("h5", interrupts.append),
         ("h5", interrupts.replace),
         ("zarr", interrupts.append),
@@ -50,5 +53,5 @@ def test_an_interrupted_change_happened_or_did_not(kind: str, change: Callable[[
 
 
 def test_an_interrupted_write_of_chunks_happened_or_did_not(tmp_path: Path) -> None:
-    within = {"_keep", "write"}
+    within = {"end", "write"}
     assert interrupts.sweep(remade("zarr", tmp_path), interrupts.fill, within) > 20
