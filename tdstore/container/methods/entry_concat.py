@@ -46,11 +46,10 @@ class ColumnsMixin(Container):
     def _joined(self, fn: Any, keys: tuple[NestedKey, ...], out_key: NestedKey, dim: int, keep: bool) -> Self:
         if not keys:
             raise InvalidArgumentError("pass the keys of the entries to join")
+        gone = [] if keep else [key for key in dict.fromkeys(keys) if key != out_key]
         self.set(out_key, fn([self[key] for key in keys], dim))
-        if not keep:
-            for key in dict.fromkeys(keys):
-                if key != out_key:
-                    self.del_(key)
+        for key in gone:
+            self.del_(key)
         return self
 
     def cat_from_tensordict(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from tdstore.arguments import check_separator
+from tdstore.arguments import as_list, check_callable, check_separator
 from tdstore.container.core.container import GROUP, VALUE, Container
 from tdstore.container.core.paths import entry_path
 from tdstore.container.functions.broadcast import uneven, widened
@@ -264,6 +264,8 @@ class KeySelectionMixin(Container):
             ['a', 'n/b']
         """
         check_separator(separator)
+        if is_leaf is not None:
+            check_callable(is_leaf, "is_leaf")
         td = self._resident()
         flat: dict[str, Any] = {}
         for path, value in td._flat_entries((), is_leaf):
@@ -383,10 +385,14 @@ class KeySelectionMixin(Container):
         return self.set(key, self._resident_class._new({}, self._batch_size, self._device, self._names))
 
 
+KEY_SET = "a sequence of keys or a dict"
+
+
 def _names_of(key_set: Any) -> dict[Path, Path]:
     """Map each key of one of the sets of `split_keys` to its path in the result."""
     if not isinstance(key_set, dict):
-        return {path: path for path in map(entry_path, [key_set] if isinstance(key_set, str) else key_set)}
+        keys = [key_set] if isinstance(key_set, str) else as_list(key_set, "key_set", KEY_SET)
+        return {path: path for path in map(entry_path, keys)}
     names = {entry_path(key): entry_path(name) for key, name in key_set.items()}
     for name in set(names.values()):
         if len(keys := [path_text(key) for key, other in names.items() if other == name]) > 1:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tdstore.arguments import check_int, refuse_type
 from tdstore.container.core.container import Container
 from tdstore.container.storage.describe import describe
 from tdstore.container.storage.handle import StoreHandle
@@ -95,10 +96,13 @@ def copy_dataset(
         raise OptionError(f"copy takes mode 'x' or 'w', not {mode!r}")
     if verify not in (True, False, "source", "target"):
         raise OptionError(f"verify must be True, False, 'source' or 'target', not {verify!r}")
+    check_int(block_bytes, "block_bytes")
     if block_bytes < 1:
         raise OptionError(f"block_bytes must be positive, not {block_bytes!r}")
-    if checkpoint < 0:
+    if not isinstance(checkpoint, (int, float)) or not checkpoint >= 0:
         raise OptionError(f"checkpoint is a number of seconds, not {checkpoint!r}")
+    if dst is None:
+        raise refuse_type("dst", "a path or a URL", dst)
     if layout is not None:
         options["layout"] = layout
     dst, options = locate(dst, options)

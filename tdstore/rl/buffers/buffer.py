@@ -375,12 +375,12 @@ class ReplayBuffer(RowAccess, Resumable):
             empty_write_count: whether `write_count` starts at 0 again; a `RoundRobinWriter` can keep it.
         """
         with self._lock:
-            written = self.write_count
+            written = None if empty_write_count else self.write_count
             self._clear_prefetched()
             self._marked.clear()
             for part in (self._storage, self._writer, self._sampler):
                 (part.empty if hasattr(part, "empty") else part._empty)()
-            if not empty_write_count and isinstance(self._writer, RoundRobinWriter):
+            if written is not None and isinstance(self._writer, RoundRobinWriter):
                 self._writer.load_state_dict({"_cursor": 0, "_write_count": written})
 
     # -- reading -----------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import GROUP, Container, EntrySource
 from tdstore.container.core.locks import LOCKED, READONLY
+from tdstore.container.storage.change_plan import Changes
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.index.index_terms import as_row
 from tdstore.index.shapes import as_dim, as_size, split_sizes, view_shape
@@ -305,8 +306,13 @@ class ElementTree(LazyOps):
             return super().masked_fill_(mask, value)
         self._check_writable()
         n, d = len(self._tds), self._stack_dim
+        changes = Changes()  # entries that some elements lack have no rows in the stack
         for td, part in zip(self._tds, mask.unbind(d) if d < mask.ndim else (mask,) * n, strict=True):
-            td.masked_fill_(part, value)  # entries that some elements lack have no rows in the stack
+            if type(value) in (int, float, bool):
+                td.masked_fill_(part, value)
+            else:  # may fit some elements only
+                td._plan_rows(changes, part, value, [])
+        changes.run()
         return self
 
     def _write_elements(self, index: Any, value: Any) -> bool:

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.arguments import as_operand, check_mask
+from tdstore.arguments import as_list, as_operand, check_mask
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.tensorclasses import without_classes
 from tdstore.container.functions.broadcast import uneven, widened
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.methods.apply import Mapper, check_trees
+from tdstore.container.methods.key_selection import KEY_SET
 from tdstore.errors import BatchSizeError, InvalidTypeError, UnevenError
 from tdstore.index.shapes import as_dim, as_size, flat_args, view_shape
 from tdstore.index.tracing import mapped, one_by_one
@@ -258,7 +259,8 @@ class LazyOps(LazyWrites):
         return self
 
     def split_keys(self, *key_sets: Iterable[NestedKey], inplace: bool = False, **kwargs: Any) -> tuple[Self, ...]:
-        sets = [[s] if isinstance(s, str) else list(s) for s in key_sets]
+        # Elements share what can be iterated over only once; a dict gives other names.
+        sets = [s if isinstance(s, (str, dict)) else as_list(s, "key_set", KEY_SET) for s in key_sets]
         made = [td.split_keys(*sets, inplace=inplace, **kwargs) for td in self._tds]
         parts = tuple(self._of(column, self._stack_dim, self._dim_name) for column in zip(*made, strict=True))
         return (*parts[:-1], self) if inplace else parts
