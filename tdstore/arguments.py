@@ -61,7 +61,7 @@ def as_device(device: DeviceLike) -> torch.device:
     """
     try:
         return torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
         if isinstance(device, str):
             why = str(error).partition(" device type at start")[0].partition("\n")[0]
             raise DeviceError(f"{device!r} is no device: {why}", hint="pass 'cpu', 'cuda' or 'cuda:0'") from None
@@ -149,10 +149,12 @@ def check_path(path: object, what: str) -> None:
     """Refuse what names no file.
 
     Raises:
-        InvalidTypeError: it is neither a string nor a path.
+        InvalidTypeError: it is neither a string nor a path. InvalidArgumentError: no path can have its characters.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise refuse_type(what, "a path", path)
+    if "\0" in str(path):
+        raise InvalidArgumentError(f"{what} must be a path, not {str(path)!r:.80}: no name of a file has a NUL")
 
 
 def as_operand(operand: object) -> Tensor | Number | np.generic | torch.SymInt | torch.SymFloat | torch.SymBool:

@@ -157,7 +157,7 @@ class Epochs(Stream[Position]):
             "stride": span if stride is None else stride,
             "block_rows": 1024 if block_rows is None else block_rows,
         }
-        for name, size in {**sizes, "rank": rank}.items():
+        for name, size in {**sizes, "rank": rank, "seed": seed}.items():
             check_int(size, name)
         for name, size in sizes.items():
             if size < 1:

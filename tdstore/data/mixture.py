@@ -85,6 +85,7 @@ class Mixture(Stream[MixturePosition]):
                 "the ranks of a mixture must have as many batches of each source",
                 hint="Epochs(..., drop_last=True) of one rank= and world_size=",
             )
+        check_int(seed, "seed")
         self.seed = seed
         self.batches = sum(lengths) if batches is None else batches
         check_int(self.batches, "batches")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from tdstore.arguments import check_path
 from tdstore.errors import DirtyStoreError, OptionError
 from tdstore.io.consolidated.file import is_consolidated_file, verify_file
 from tdstore.io.opening import Location, Storage, locate, open_store
@@ -36,6 +37,7 @@ def verify(location: Location, *, storage: Storage = None, **options: Any) -> li
     """
     location, options = locate(location, options)
     if storage is None and not options and isinstance(location, (str, os.PathLike)):
+        check_path(location, "location")
         place = os.path.realpath(os.fspath(location))
         if is_consolidated_file(place):
             return verify_file(place)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from types import NoneType
 from typing import Any
 
+from tdstore.arguments import refuse_type
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, OptionError, StoreNotFoundError
 from tdstore.io.opening import Location, Storage, find_backend, open_store
 from tdstore.store import Cap, Store
@@ -72,6 +74,8 @@ def tag(
     _check_tag(name)
     with _opened(location, storage, "r+", options) as store:
         chosen = version.id if isinstance(version, Version) else version
+        if not isinstance(chosen, (str, NoneType)):
+            raise refuse_type("version", "the id of a version, a string", chosen)
         if chosen is None:
             found = store.versions()
             if not found:
@@ -244,6 +248,8 @@ def _limits(
 ) -> tuple[int | None, float | None, float]:
     seconds = [v.total_seconds() if isinstance(v, timedelta) else v for v in (older_than, grace)]
     for name, value in (("keep", keep), ("older_than", seconds[0]), ("grace", seconds[1])):
+        if not isinstance(value, int if name == "keep" else (int, float)) and value is not None:
+            raise refuse_type(f"prune: {name}", "an int" if name == "keep" else "a number of seconds", value)
         if value is not None and not 0 <= value < 2**60:
             raise InvalidArgumentError(f"prune: {name} must not be negative or over 2**60, and is {value}")
     return keep, seconds[0], seconds[1] or 0.0

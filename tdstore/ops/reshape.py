@@ -123,7 +123,7 @@ class ReshapeOps(OpsBase):
             torch.Size([3, 2, 5])
         """
         n = len(self.batch_size)
-        wanted = flat_args(args) if dims is None else dims
+        wanted = flat_args(args if dims is None else (dims,))
         order = [as_dim(d, n) for d in wanted]
         if sorted(order) != list(range(n)):
             raise InvalidArgumentError(f"permute needs each of the {n} batch dimensions once, not {wanted}")

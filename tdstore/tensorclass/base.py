@@ -6,6 +6,7 @@ import builtins
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tdstore import errors, pickling
+from tdstore.arguments import refuse_type
 from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.paths import entry_path, is_key
@@ -228,6 +230,8 @@ class TensorClass(Surface, metaclass=Fields):
         if nested:
             cls._type_nested(td)
         obj = cls._wrap(td)
+        if not isinstance(non_tensordict, (Mapping, NoneType)):
+            raise refuse_type("non_tensordict", "a dict", non_tensordict)
         for key, value in (non_tensordict or {}).items():
             if key not in names:
                 raise cls._foreign(key)

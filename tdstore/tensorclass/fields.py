@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, InitVar
 from types import NoneType, UnionType
 from typing import Any, Union
@@ -14,6 +14,7 @@ from typing import Any, Union
 import torch
 from torch import Tensor
 
+from tdstore.arguments import refuse_type
 from tdstore.container.core.container import Container
 from tdstore.container.core.tensorclasses import Typed, known
 from tdstore.container.values.nontensor import NonTensor
@@ -285,7 +286,14 @@ def entries_by_key(
     if isinstance(updates, Container) and (wanted or td.is_empty()):
         some_keys, ignore_lock = kwargs.get("keys_to_update") is not None, bool(kwargs.get("ignore_lock"))
         td._take_batches(updates, wanted, inplace, some_keys, ignore_lock)
-    entries = {} if updates is None else dict(updates.items())
+    try:
+        entries = {} if updates is None else dict(updates.items())
+    except (AttributeError, TypeError):
+        if not isinstance(updates, (Container, Mapping, Typed)):
+            raise refuse_type(
+                "the entries of an update", "a TensorDict, an object of a class or a dict", updates
+            ) from None
+        raise
     return entries | {k: kwargs.pop(k) for k in list(kwargs) if k in obj._field_names or k not in options}
 
 

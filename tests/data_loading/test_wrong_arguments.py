@@ -26,6 +26,8 @@ CALLS: dict[str, tuple[Callable[[], Any], type[TDStoreError], str]] = {
         "to read ahead is between 0 and 1024",
     ),
     "batches read before": (lambda: Mixture([Epochs(DATA, 2)], prefetch=-1), InvalidArgumentError, "prefetch=-1"),
+    "no seed": (lambda: Epochs(DATA, 2, seed=None), InvalidTypeError, "seed must be an int, not None"),
+    "a seed": (lambda: Mixture([Epochs(DATA, 2)], seed="x"), InvalidTypeError, "seed must be an int, not a str"),
     "a timeout": (lambda: Epochs(DATA, 2, timeout="1s"), InvalidTypeError, "timeout must be a number of seconds"),
     "a device": (lambda: Epochs(DATA, 2, device="gpu"), DeviceError, "'gpu' is no device"),
     "a transform": (

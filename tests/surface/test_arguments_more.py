@@ -325,3 +325,9 @@ def test_functions_by_the_names_that_users_know(tmp_path: Path) -> None:
         assert join(input=[td, td], dim=1).batch_size == (4, 2, 2)
     assert tdstore.cat(input=[td, td], dim=0).batch_size == (8, 2)
     assert MemoryMappedTensor.from_tensor(input=torch.ones(3)).sum() == 3
+
+
+def test_sets_of_keys_with_new_names_of_a_lazy_stack():
+    td = tdstore.lazy_stack([TensorDict({"a": torch.ones(3), "b": torch.ones(3)}, [3]) for _ in range(2)])
+    first, second, rest = td.split_keys({"a": "z"}, (key for key in ["b"]))
+    assert (list(first.keys()), list(second.keys()), list(rest.keys())) == (["z"], ["b"], [])

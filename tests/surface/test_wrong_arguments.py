@@ -16,9 +16,11 @@ from tdstore.errors import (
     ArgumentKindError,
     BatchSizeError,
     DeviceError,
+    IndexKindError,
     InvalidArgumentError,
     InvalidTypeError,
     NotAGroupError,
+    OutOfRangeError,
     TDStoreError,
     UnknownBackendError,
 )
@@ -106,6 +108,33 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[TDStoreError], str]] = {
     ),
     "read": (lambda td: td.read(out={}), InvalidTypeError, "out must be a TensorDict, not a dict"),
     "state dict": (lambda td: td.load_state_dict(td), InvalidTypeError, "load_state_dict takes a dict"),
+    "apply of None": (lambda td: td.apply(None), InvalidTypeError, "fn must be a function, not None"),
+    "apply with another batch": (lambda td: td.apply("x", batch_size=[4]), InvalidTypeError, "fn must be a function"),
+    "apply_ of a number": (lambda td: td.apply_(5), InvalidTypeError, "fn must be a function, not an int"),
+    "named_apply of a string": (lambda td: td.named_apply("x"), InvalidTypeError, "fn must be a function, not a str"),
+    "map of None": (lambda td: td.map(None, num_workers=0), InvalidTypeError, "fn must be a function, not None"),
+    "workers": (lambda td: td.map(len, num_workers="x"), InvalidTypeError, "num_workers must be an int, not a str"),
+    "chunks of rows": (lambda td: list(td.map_iter(len, chunksize=2.5)), InvalidTypeError, "chunksize must be an int"),
+    "leaves": (lambda td: list(td.keys(True, is_leaf="x")), InvalidTypeError, "is_leaf must be a function, not a str"),
+    "leaves to flatten": (lambda td: td.flatten_keys(is_leaf=3), InvalidTypeError, "is_leaf must be a function"),
+    "sets of keys": (lambda td: td.split_keys(None), InvalidTypeError, "key_set must be a sequence of keys or a dict"),
+    "another": (lambda td: td.to(other="x"), InvalidTypeError, "other must be a tensor or a TensorDict, not a str"),
+    "a large device": (lambda td: td.to(10**30), DeviceError, "a device is a string, a number"),
+    "a large GPU": (lambda td: td.cuda(10**30), DeviceError, "'cuda:1000000000000000000000000000000' is no device"),
+    "permute by name": (lambda td: td.permute(dims=2.5), ArgumentKindError, "sizes and dimensions are ints"),
+    "a prefix": (lambda td: td.state_dict(prefix=None), InvalidTypeError, "prefix must be a string, not None"),
+    "a file": (lambda td: td.consolidate(5), InvalidTypeError, "filename must be a path, not an int"),
+    "a file with a NUL": (lambda td: td.consolidate("a\0b"), InvalidArgumentError, "filename must be a path, not 'a"),
+    "an index to read at": (lambda td: td.get_at("a", "x"), IndexKindError, "ints, slices.*not .*'x'"),
+    "a large index": (lambda td: td.get_at("a", 10**30), OutOfRangeError, "is out of (range|bounds) for"),
+    "an index to write at": (lambda td: td.set_at_("a", 0.0, "x"), IndexKindError, "ints, slices.*not .*'x'"),
+    "rows to write at": (
+        lambda td: td.set_at_("a", torch.ones(3), 10**30),
+        OutOfRangeError,
+        "is out of (range|bounds)",
+    ),
+    "joining": (lambda td: tdstore.merge_tensordicts(td, None), InvalidTypeError, "a TensorDict, not None"),
+    "a named tuple": (lambda td: td.to_namedtuple("x"), InvalidTypeError, "dest_cls must be a function, not a str"),
     "a backend": (lambda td: td.save("somewhere", storage=3), UnknownBackendError, "no backend is named '3'"),
     "save in the wrong order": (
         lambda td: tdstore.save("run", td),
@@ -159,6 +188,36 @@ def test_a_group_is_filled_as_a_whole_or_not_at_all() -> None:
     with pytest.raises(ArgumentKindError, match="for entry 'n'"):
         td.fill_("n", NAN)
     assert td["n", "x"].tolist() == [1, 1, 1]
+
+
+def test_a_value_that_fits_some_elements_of_a_lazy_stack() -> None:
+    td = tdstore.lazy_stack([TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    with pytest.raises(BatchSizeError, match="cannot write shape \\[2\\]"):
+        td.masked_fill_(mask, torch.ones(2))  # the first element has as many rows, the second has not
+    assert not td["a"].any()
+    assert td.masked_fill_(mask, torch.ones(1))["a"].tolist() == mask.float().tolist()
+
+
+def test_an_unclear_flag_changes_nothing() -> None:
+    td = TensorDict({"a": torch.ones(3), "b": torch.ones(3)}, [3])
+    with pytest.raises(RuntimeError, match="ambiguous"):
+        td.stack_tensors("a", "b", out_key="c", dim=1, keep_entries=torch.zeros(2))  # type: ignore[arg-type]
+    assert set(td.keys()) == {"a", "b"}
+
+
+@pytest.mark.parametrize(("length", "kind", "text"), [
+    (None, InvalidTypeError, "length that resize_\\(\\) takes must be an int, not None"),
+    ("x", InvalidTypeError, "must be an int, not a str"),
+    (10**30, InvalidArgumentError, "a length between 0 and"),
+    (-1, InvalidArgumentError, "a length between 0 and"),
+])  # fmt: skip
+@pytest.mark.parametrize("where", ["TensorDict", "memmap", "h5", "zarr"])
+def test_lengths(where: str, length: Any, kind: type[TDStoreError], text: str, tmp_path: Path) -> None:
+    td = KINDS[where](floats(), tmp_path, None).td.unlock_()
+    with pytest.raises(kind, match=text):
+        td.resize_(length)
+    assert (td == floats()).all()
 
 
 @pytest.mark.parametrize("batch_dims", [-1, -(10**30)])

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tdstore.arguments import as_list
 from tdstore.container.concat.schema import Place, Structure
 from tdstore.container.concat.store import MOST_THREADS, WHERE_TO_WRITE, ConcatStore
 from tdstore.container.core.container import Container
@@ -128,7 +129,7 @@ def concat(locations: Iterable[str | os.PathLike[str]], **options: Any) -> Tenso
     """
     if isinstance(locations, (str, os.PathLike)):
         raise InvalidTypeError(f"concat takes a list of locations, not {locations!r}", hint=f"[{str(locations)!r}]")
-    places = list(locations)
+    places = as_list(locations, "what concat() takes", "a list of locations")
     if not places:
         raise InvalidArgumentError("concat needs at least one location")
     if isinstance(locations, tuple) and locate(locations, {})[0] is not locations:

@@ -6,6 +6,7 @@ from collections import abc
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from tdstore.arguments import check_callable
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.paths import entry_path
 from tdstore.errors import InvalidTypeError
@@ -32,6 +33,8 @@ def walk(
 
     A nested container comes after its entries, or before them with `group_first`.
     """
+    if is_leaf is not None:
+        check_callable(is_leaf, "is_leaf")
     keys = sorted(td._first_keys()) if sort else list(td._first_keys())
     for key in keys:
         kind = td._kind(key)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdstore.arguments import check_callable, check_int
 from tdstore.container.core.container import LEAF, Container
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.distribute.build import build
@@ -104,7 +105,7 @@ class MappingMixin(Container):
             >>> td.map(lambda rows: rows["x"] * 2, num_workers=0, chunksize=4)
             tensor([ 0,  2,  4,  6,  8, 10])
         """
-        plan = _Plan(self, dim, num_workers, pool, executor, chunksize, num_chunks)
+        plan = _Plan(self, fn, dim, num_workers, pool, executor, chunksize, num_chunks)
         plan.warn_of_ignored(generator, max_tasks_per_child, mp_start_method)
         if not isinstance(unwrap(out), (Container, torch.Tensor)):
             out, own = locate(out, {"storage_options": storage_options})
@@ -193,7 +194,7 @@ class MappingMixin(Container):
         """
         if shuffle and not index_with_generator:
             raise InvalidStateError("shuffle=True needs index_with_generator=True: rows are drawn as they are sent")
-        plan = _Plan(self, dim, num_workers, pool, executor, chunksize, num_chunks)
+        plan = _Plan(self, fn, dim, num_workers, pool, executor, chunksize, num_chunks)
         plan.warn_of_ignored(None if shuffle else generator, max_tasks_per_child, mp_start_method)
         if shuffle and plan.length:
             plan.order = torch.randperm(plan.length, generator=generator, device="cpu")
@@ -219,6 +220,7 @@ class _Plan:
     def __init__(
         self,
         td: Any,
+        fn: Callable[[Any], Any],
         dim: int,
         num_workers: int | None,
         pool: Any,
@@ -230,11 +232,13 @@ class _Plan:
             raise InvalidArgumentError("give chunksize or num_chunks, not both")
         if pool is not None and executor is not None:
             raise InvalidArgumentError("give pool or executor, not both")
-        for name, value, least in (("chunksize", chunksize, 0), ("num_chunks", num_chunks, 1)):
-            if value is not None and value < least:
-                raise InvalidArgumentError(f"{name} must be at least {least}, not {value}")
-        if num_workers is not None and num_workers < 0:
-            raise InvalidArgumentError(f"num_workers must be at least 0, not {num_workers}")
+        check_callable(fn, "fn")
+        counts = (("chunksize", chunksize, 0), ("num_chunks", num_chunks, 1), ("num_workers", num_workers, 0))
+        for name, value, least in counts:
+            if value is not None:
+                check_int(value, name)
+                if value < least:
+                    raise InvalidArgumentError(f"{name} must be at least {least}, not {value}")
         self.td = td
         self.dim = as_dim(dim, td.batch_dims)
         self.length: int = td.batch_size[self.dim]

@@ -9,6 +9,7 @@ from tdstore.container.core.container import Container
 from tdstore.container.core.paths import entry_path
 from tdstore.container.core.tensorclasses import class_of, rewrap, unwrap
 from tdstore.errors import InvalidStateError
+from tdstore.ops.base import check_container
 from tdstore.types import Path
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def merge_tensordicts(*tensordicts: Any, callback_exist: Callback | Mapping[Any,
     """
     if len(tensordicts) < 2:
         raise InvalidStateError(f"merge_tensordicts needs at least two TensorDicts, not {len(tensordicts)}")
+    for td in tensordicts:
+        check_container(td, "what merge_tensordicts() takes")
     if isinstance(callback_exist, Mapping):
         callback_exist = {entry_path(key): fn for key, fn in callback_exist.items()}
     made = _merged([td._resident() for td in tensordicts], len(tensordicts), callback_exist, ())

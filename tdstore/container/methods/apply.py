@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tdstore.arguments import as_device
+from tdstore.arguments import as_device, check_callable
 from tdstore.container.core.container import Container
 from tdstore.container.core.dim_names import as_names
 from tdstore.container.core.tensorclasses import unwrap
@@ -195,6 +195,7 @@ class ApplyMixin(Container):
             and not (inplace and HOLES)  # `fn` may write into what it is given, whose pages are reserved before
             and self._is_plain_tree()
         ):
+            check_callable(fn, "fn")
             results: Self | None = self._map_plain(fn)
             if not inplace or results is None:
                 return results  # type: ignore[return-value]  # None where all results were
@@ -235,6 +236,8 @@ class ApplyMixin(Container):
             >>> td.named_apply(lambda key, x: x if key == "a" else -x)["n", "b"]
             tensor([-1., -1.])
         """
+
+        check_callable(fn, "fn")
 
         def call(path: Path, *leaves: Any) -> Any:
             key = path if nested_keys and len(path) > 1 else path[-1]
@@ -290,6 +293,7 @@ class ApplyMixin(Container):
         is_leaf: Callable[[type], bool] | None = None,
         out: Any = None,
     ) -> Any:
+        check_callable(fn, "fn")
         check_trees(others, out)
         target = self if inplace else out
         batch = self._batch_size if batch_size is None else as_size(batch_size)

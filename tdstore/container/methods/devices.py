@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from tdstore.arguments import as_device
+from tdstore.arguments import as_device, refuse_type
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import ALIAS, LOCKED
 from tdstore.container.core.one_buffer import is_one_buffer, moved
@@ -90,8 +90,10 @@ class PlacingMixin(Container):
             device, dtype = other.tgt_device, other.tgt_dtype
         elif isinstance(other, Container):
             device, dtype = other.device, _common_dtype(other)
-        elif other is not None:
+        elif isinstance(other, Tensor):
             device, dtype = other.device, other.dtype
+        elif other is not None:
+            raise refuse_type("other", "a tensor or a TensorDict", other)
         if args or kwargs:
             asked_device, asked_dtype, non_blocking = _asked(args, kwargs)
             device, dtype = asked_device or device, asked_dtype or dtype
@@ -179,8 +181,8 @@ class PlacingMixin(Container):
 
     def cuda(self, device: DeviceLike | None = None, **kwargs: Any) -> Self:
         """Move to a GPU: `to("cuda")`, or to the one that a number, a name or a `torch.device` says."""
-        if isinstance(device, int):
-            device = torch.device("cuda", device)
+        if type(device) is int:
+            device = as_device(f"cuda:{device}")
         return self.to("cuda" if device is None else device, **kwargs)
 
     def auto_device_(self) -> Self:

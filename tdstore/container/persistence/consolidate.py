@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tdstore.arguments import as_device
+from tdstore.arguments import as_device, check_path
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import CONSOLIDATED, SHARED, SOURCE_LOCKED
 from tdstore.container.core.one_buffer import consolidated, is_one_buffer, joined, parts_of
@@ -119,6 +119,8 @@ class ConsolidatingMixin(Container):
         if filename is not None and device is not None and as_device(device).type != "cpu":
             raise InvalidStateError("consolidate takes a filename or a device, not both: move the result with to()")
 
+        if filename is not None:
+            check_path(filename, "filename")
         place = None if filename is None else os.path.abspath(filename)
 
         def run() -> Any:
@@ -192,6 +194,7 @@ class ConsolidatingMixin(Container):
         """
         if filename is None:
             raise OptionError("from_consolidated needs the name of a file")
+        check_path(filename, "filename")
         if mode not in ("r", "r+"):
             raise OptionError(f"from_consolidated takes mode 'r' or 'r+', not {mode!r}")
         if verify not in get_args(Verify):

@@ -7,11 +7,13 @@ those in memory, and each changed part can be changed back.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
 
+from tdstore.arguments import check_int
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container, EntrySource
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.storage.growth import Growth, check_owner, place_of, step_of
@@ -99,9 +101,10 @@ class GrowingMixin(Container):
             >>> TensorDict({"a": torch.arange(3)}, batch_size=[3]).resize_(5)["a"]
             tensor([0, 1, 2, 0, 0])
         """
+        check_int(n, "the length that resize_() takes")
         length = operator.index(n)
-        if length < 0:
-            raise InvalidArgumentError(f"resize_ takes a length of 0 or more, not {length}")
+        if not 0 <= length <= sys.maxsize:
+            raise InvalidArgumentError(f"resize_ takes a length between 0 and {sys.maxsize}, not {length}")
         self._check_may_grow("resize_")
         if length != self._batch_size[0]:
             step_of(self, Growth(self, None, length)).do()

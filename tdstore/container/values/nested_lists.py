@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tdstore.arguments import as_list
 from tdstore.errors import InvalidArgumentError
 
 
@@ -47,7 +48,8 @@ def levels(values: list[Any], ndim: int | None) -> tuple[list[int], list[Any]]:
     Raises:
         InvalidArgumentError: fewer levels of lists of equal length than asked for.
     """
-    shape, pool = [len(values)], list(values)
+    pool = as_list(values, "the values", "a list")
+    shape = [len(pool)]
     while ndim is None or len(shape) < ndim:
         width = len(pool[0]) if pool and isinstance(pool[0], list) else 0
         if any(not isinstance(part, list) or len(part) != width for part in pool) or (ndim is None and not width):

@@ -34,6 +34,7 @@ def to_safetensors(
     td: Container, path: str | os.PathLike[str], separator: str, metadata: Mapping[str, str] | None
 ) -> None:
     """See `TensorDict.to_safetensors`."""
+    check_path(path, "path")
     groups, specs = describe(td)
     tensors: dict[str, Tensor] = {}
     paths: dict[str, Path] = {}

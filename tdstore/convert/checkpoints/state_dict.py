@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from tdstore.arguments import refuse_type
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.locks import BOUND, MAPPED, READONLY, SHARED
 from tdstore.container.core.tensorclasses import class_of, takes, unwrap
@@ -68,6 +69,8 @@ class StateDictMixin(Container):
         """
         if _asked_by_a_loader():
             return {}
+        if not isinstance(prefix, str):
+            raise refuse_type("prefix", "a string", prefix)
         out: dict[str, Any] = OrderedDict() if destination is None else destination
         if destination is None and flatten and not legacy and _write_plain(self, out, prefix, keep_vars):
             return out

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tdstore.arguments import as_list, check_batch_dims, refuse_type
+from tdstore.arguments import as_list, check_batch_dims, check_callable, refuse_type
 from tdstore.container.core.container import Container
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.functions.construct_and_join import from_container, lazy_stack, maybe_dense_stack, stack
@@ -200,6 +200,8 @@ def make_tensordict(
         torch.Size([3])
     """
     source: Any = input_dict
+    if source is not None and not isinstance(source, (Container, Mapping)):
+        raise refuse_type("what make_tensordict() takes", "a dict or a TensorDict", source)
     if isinstance(input_dict, Container):
         source = unwrap(input_dict)._resident()._shallow()
         source.batch_size = ()
@@ -409,7 +411,9 @@ def to_namedtuple(td: Any, dest_cls: type | None) -> tuple[Any, ...]:
         else value
         for key, value in td._resident().items()
     }
-    made: tuple[Any, ...] = (dest_cls or namedtuple("GenericDict", list(entries)))(**entries)
+    if dest_cls is not None:
+        check_callable(dest_cls, "dest_cls")
+    made: tuple[Any, ...] = (namedtuple("GenericDict", list(entries)) if dest_cls is None else dest_cls)(**entries)
     return made
 
 

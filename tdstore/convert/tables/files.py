@@ -17,6 +17,7 @@ from uuid import UUID, uuid4
 import numpy as np
 import torch
 
+from tdstore.arguments import check_path
 from tdstore.container.core.container import GROUP, Container
 from tdstore.convert import packages
 from tdstore.convert.tables import streaming
@@ -190,6 +191,7 @@ def _replacing(path: Any) -> Iterator[Any]:
     if not isinstance(path, (str, os.PathLike)) or "://" in str(path):
         yield path
         return
+    check_path(path, "path")
     folder, name = os.path.split(os.fspath(path))
     # The ending stays: pandas reads the compression off it.
     part = os.path.join(folder, f".{uuid4().hex[:8]}-{name}")

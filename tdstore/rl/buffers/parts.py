@@ -161,8 +161,8 @@ def transforms_of(transform: V, factory: Callable[[], Transform] | None) -> V | 
 
 def check_size(batch_size: object) -> None:
     """Raise ValueError unless this is a number of rows."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise InvalidArgumentError(f"batch_size is a number of rows, at least 1, not {batch_size!r}")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size < 1 << 62:
+        raise InvalidArgumentError(f"batch_size is a number of rows, at least 1 and below 2**62, not {batch_size!r}")
 
 
 def check_generator(generator: object) -> None:

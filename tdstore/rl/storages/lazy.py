@@ -110,8 +110,8 @@ class LazyStorage(TabularStorage):
         write_buffer: int = 0,
         **options: Any,
     ) -> None:
-        if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
-            raise InvalidArgumentError(f"max_size is a number of slots, at least 1, not {max_size!r}")
+        if isinstance(max_size, bool) or not isinstance(max_size, int) or not 1 <= max_size < 1 << 62:
+            raise InvalidArgumentError(f"max_size is a number of slots, at least 1 and below 2**62, not {max_size!r}")
         if not isinstance(ndim, int) or ndim < 1:
             raise InvalidArgumentError(f"ndim is a number of dimensions, at least 1, not {ndim!r}")
         if on_mismatch not in ("raise", "peer"):

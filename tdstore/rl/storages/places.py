@@ -20,7 +20,7 @@ import torch
 
 import tdstore
 from tdstore import StoreHandle
-from tdstore.arguments import as_device
+from tdstore.arguments import as_device, check_path
 from tdstore.errors import (
     CorruptStoreError,
     DirtyStoreError,
@@ -79,6 +79,8 @@ def find_place(
     """
     if isinstance(storage, Backend):
         storage = storage.name
+    if path is not None:
+        check_path(path, "path")
     location = None if path is None else os.fspath(path)
     if storage is None and location is not None:
         return Place(None, location, dict(options)), torch.device("cpu")

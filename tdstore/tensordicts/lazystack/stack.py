@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import torch
 
 from tdstore import pickling
+from tdstore.arguments import as_list
 from tdstore.container.core.container import Container, EntrySource
 from tdstore.container.core.dim_names import as_names
 from tdstore.container.core.key_views import FirstKeys, IsLeaf, signature_of
@@ -116,7 +117,8 @@ class LazyStackedTensorDict(ElementTree):
             "batch_dims": batch_dims,
             "device": device,
         }
-        parts = list(input_dict.values()) if isinstance(input_dict, Mapping) else list(input_dict)
+        dicts = input_dict.values() if isinstance(input_dict, Mapping) else input_dict
+        parts = as_list(dicts, "what from_dict() takes", "a dict or a list of dicts")
         numbered = isinstance(input_dict, Mapping) and list(input_dict) == [str(i) for i in range(len(parts))]
         if isinstance(input_dict, Mapping) and not (numbered and parts and all(isinstance(p, Mapping) for p in parts)):
             return super().from_dict(input_dict, names=names, **how)

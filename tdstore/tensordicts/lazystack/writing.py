@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.arguments import check_batch_dims, tensor_for
+from tdstore.arguments import as_list, check_batch_dims, check_int, tensor_for
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container, _as_tensor, _as_value, _fit_value
 from tdstore.container.core.dim_names import as_names, extend_names
 from tdstore.container.core.locks import LOCKED, READONLY, THROUGH
@@ -449,11 +449,11 @@ class LazyWrites(LazyTree):
 
     def extend(self, tensordict: EntrySource | Sequence[EntrySource]) -> None:
         """Add the elements of a list, or those of a TensorDict along the stack dimension; errors as `append`."""
-        source: Any = tensordict
-        elements = source.unbind(self._stack_dim) if isinstance(source, TensorDictBase) else source
-        self._take_in(list(elements), len(self._tds))
+        elements: Any = tensordict.unbind(self._stack_dim) if isinstance(tensordict, TensorDictBase) else tensordict
+        self._take_in(as_list(elements, "what extend() takes", "a TensorDict or a list of them"), len(self._tds))
 
     def _take_in(self, tds: list[Any], index: int) -> None:
+        check_int(index, "index")
         check_elements(tds, 0, False)
         check_same_names([*self._tds[:1], *tds])
         if self.is_locked:

@@ -184,21 +184,30 @@ class ResidentTree(TensorDictBase):
         return Prepared(begin, finish)
 
     def _leaf_at(self, key: str, index: Any) -> Tensor:
-        found: Tensor = self._data[key][torch_terms(as_terms(index))]
-        return found
+        leaf: Tensor = self._data[key]
+        try:
+            return leaf[torch_terms(as_terms(index))]
+        except (TypeError, ValueError, RuntimeError):
+            index_shape(leaf.shape, index)  # raises the error that names the index
+            raise
 
     def _write_leaf_at(self, key: str, index: Any, value: Any) -> None:
         if self._state & READONLY:
             self._check_writable()
         at = torch_terms(as_terms(index))
-        value = self._writable_value(key, value, at)
-        if HOLES:
-            reserve(self._data[key], at)
         leaf = self._data[key]
-        if leaf.is_nested:
-            row_of(key, leaf, at).copy_(value)
-        else:
-            put(leaf, at, value)
+        try:
+            value = self._writable_value(key, value, at)
+            if HOLES:
+                reserve(leaf, at)
+            if leaf.is_nested:
+                row_of(key, leaf, at).copy_(value)
+            else:
+                put(leaf, at, value)
+        except (TypeError, ValueError):
+            if not leaf.is_nested:
+                index_shape(leaf.shape, at)  # raises the error that names the index
+            raise
 
     def _writable_value(self, key: str, value: Any, index: Any) -> Any:
         """Check before anything is written that `entry[index] = value` will work."""

@@ -130,7 +130,7 @@ class EntryTree(IndexedTree):
             return None
         try:
             return leaf[index]
-        except IndexError:  # told by the general way
+        except (IndexError, ValueError, RuntimeError):  # told by the general way
             return None
 
 

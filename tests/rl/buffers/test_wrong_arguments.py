@@ -47,7 +47,17 @@ def buffer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     made.close()
 
 
+def forget(buffer: Any) -> None:
+    """Forget the rows, with a flag that is none."""
+    try:
+        buffer.empty(torch.zeros(2))
+    except RuntimeError as error:
+        raise InvalidArgumentError(str(error)) from None
+
+
 CALLS: dict[str, tuple[Callable[[Any], Any], type[TDStoreError], str]] = {
+    "an unclear flag": (forget, InvalidArgumentError, "ambiguous"),
+    "too many rows": (lambda b: b.sample(10**30), InvalidArgumentError, "batch_size is a number of rows, at least 1"),
     "checkpoint to None": (lambda b: b.dumps(None), InvalidTypeError, "path must be a path, not None"),
     "checkpoint of None": (lambda b: b.loads(None), InvalidTypeError, "path must be a path, not None"),
     "a key": (lambda b: b.set_(None, 1), InvalidKeyError, "a key is a string"),
@@ -86,6 +96,10 @@ def test_settings_are_checked_when_the_buffer_is_made() -> None:
             ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2, prefetch=prefetch)
     with pytest.raises(InvalidTypeError, match="prefetch must be an int, not a str"):
         ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2, prefetch="2")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"max_size is a number of slots, at least 1 and below 2\*\*62"):
+        LazyTensorStorage(10**30)
+    with pytest.raises(InvalidTypeError, match="path must be a path, not an int"):
+        LazyStorage(10, storage="h5", path=3)  # type: ignore[arg-type]
     with pytest.raises(UnknownBackendError, match="no backend is named '3'"):
         LazyStorage(10, storage=3)
 
