@@ -1,5 +1,6 @@
 """A map-style dataset of torch over the rows of a container."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch.utils.data import Dataset
 
 from tdstore import TensorDictBase
 from tdstore.arguments import as_device, check_callable
-from tdstore.errors import OutOfRangeError
+from tdstore.errors import IndexKindError, OutOfRangeError
 from tdstore.types import NestedKey
 
 from .source import Allocator, Data, Source, Transform
@@ -85,7 +86,7 @@ class TensorDictDataset(Dataset[TensorDictBase]):
         return f"TensorDictDataset({self._source.place!r}, rows={len(self)})"
 
     def _checked(self, rows: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        size, numbers = self._source.size, np.asarray(rows, dtype=np.int64)
+        size, numbers = self._source.size, _as_numbers(rows)
         wrong = numbers[(numbers < -size) | (numbers >= size)]
         if wrong.size:
             raise OutOfRangeError(f"row {wrong[0]} of {self._source.place}, which has {size} rows")
@@ -96,3 +97,20 @@ class TensorDictDataset(Dataset[TensorDictBase]):
         if self.device is None:
             return made
         return made.to(self.device, non_blocking=self._allocator is not None)
+
+
+def _as_numbers(rows: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return row numbers as an array; numpy alone would cut 2.7 to 2, and read "2" as one.
+
+    Raises:
+        IndexKindError: one is no int. OutOfRangeError: no dataset has as many rows.
+    """
+    found = np.asarray(rows)
+    if found.dtype.kind not in "iu":
+        try:
+            found = np.array([operator.index(row) for row in rows], dtype=np.int64)
+        except TypeError:
+            raise IndexKindError(f"rows of a dataset are ints, not {rows!r:.80}") from None
+        except OverflowError:
+            raise OutOfRangeError(f"no dataset has a row {rows!r:.80}") from None
+    return found.astype(np.int64, copy=False)

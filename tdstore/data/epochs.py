@@ -160,8 +160,8 @@ class Epochs(Stream[Position]):
         for name, size in {**sizes, "rank": rank, "seed": seed}.items():
             check_int(size, name)
         for name, size in sizes.items():
-            if size < 1:
-                raise InvalidArgumentError(f"{name}={size}: it is 1 or more")
+            if not 1 <= size < 1 << 62:
+                raise InvalidArgumentError(f"{name}={size}: it is 1 or more, and below 2**62")
         if not 0 <= rank < world_size:
             raise InvalidArgumentError(f"rank={rank} of world_size={world_size}: ranks are counted from 0")
         if shuffle not in SHUFFLES:

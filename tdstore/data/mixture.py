@@ -75,7 +75,10 @@ class Mixture(Stream[MixturePosition]):
         if 0 in lengths:
             empty = lengths.index(0)
             raise InvalidArgumentError(f"source {empty} of a mixture has no batch: {self.sources[empty]!r}")
-        shares = np.asarray(lengths if weights is None else weights, dtype=np.float64)
+        try:
+            shares = np.asarray(lengths if weights is None else weights, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise refuse_type("weights", "a sequence of numbers", weights) from None
         if shares.shape != (len(lengths),) or not lengths or not (np.isfinite(shares) & (shares > 0)).all():
             raise InvalidArgumentError(f"weights={weights!r}: one positive number for each of {len(lengths)} sources")
         ranks = {(source.rank, source.world_size) for source in self.sources}

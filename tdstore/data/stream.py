@@ -1,5 +1,6 @@
 """Streams of batches whose position is a few integers, alone and in the workers of a `DataLoader`."""
 
+import threading
 from collections.abc import Iterator
 from types import NoneType
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -17,6 +18,7 @@ from .transfer import Transfer
 State: TypeAlias = dict[str, Any]
 P = TypeVar("P")
 MOST_WORKERS = 1024
+MOST_EPOCHS = 1 << 62
 VERSION = 1
 # Rows of the shared numbers, a column per worker: 1 + the epoch that it begins next; 1 + the epoch that it has begun;
 # how often a state was loaded by the process that owns the loader. 0 says that there is none.
@@ -43,8 +45,11 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
         check_prefetch(prefetch)
         if not isinstance(timeout, (int, float, NoneType)):
             raise refuse_type("timeout", "a number of seconds", timeout)
-        if timeout is not None and not (timeout > 0 and prefetch):
-            raise InvalidArgumentError(f"timeout={timeout}: it is a number of seconds, and needs prefetch=1 or more")
+        if timeout is not None and not (0 < timeout <= threading.TIMEOUT_MAX and prefetch):
+            raise InvalidArgumentError(
+                f"timeout={timeout}: it is a number of seconds, at most {threading.TIMEOUT_MAX:.0f}, "
+                "and needs prefetch=1 or more"
+            )
         self.prefetch = prefetch
         self.device = None if device is None else as_device(device)
         self.timeout = timeout
@@ -111,8 +116,8 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
             InvalidArgumentError: the number is negative.
         """
         check_int(epoch, "epoch")
-        if epoch < 0:
-            raise InvalidArgumentError(f"epoch {epoch}: epochs are counted from 0")
+        if not 0 <= epoch < MOST_EPOCHS:
+            raise InvalidArgumentError(f"epoch {epoch}: epochs are counted from 0, up to 2**62")
         self._set(self._first(epoch))
         self._shared[NEXT] = epoch + 1
 
@@ -142,6 +147,7 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
             return {**self._as_state(self._position), **share}
         begun = int(self._shared[BEGUN].max())
         if batches is not None:
+            check_int(batches, "batches")
             position = self._position
             if begun and begun - 1 != self._epoch_of(position):
                 position = self._first(begun - 1)

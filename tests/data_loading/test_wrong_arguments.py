@@ -10,7 +10,14 @@ import torch
 
 from tdstore import TensorDict
 from tdstore.data import Epochs, Mixture, TensorDictDataset
-from tdstore.errors import DeviceError, InvalidArgumentError, InvalidTypeError, TDStoreError
+from tdstore.errors import (
+    DeviceError,
+    IndexKindError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    OutOfRangeError,
+    TDStoreError,
+)
 
 DATA = TensorDict({"a": torch.arange(6)}, [6])
 
@@ -28,6 +35,14 @@ CALLS: dict[str, tuple[Callable[[], Any], type[TDStoreError], str]] = {
     "batches read before": (lambda: Mixture([Epochs(DATA, 2)], prefetch=-1), InvalidArgumentError, "prefetch=-1"),
     "no seed": (lambda: Epochs(DATA, 2, seed=None), InvalidTypeError, "seed must be an int, not None"),
     "a seed": (lambda: Mixture([Epochs(DATA, 2)], seed="x"), InvalidTypeError, "seed must be an int, not a str"),
+    "seconds without end": (lambda: Epochs(DATA, 2, timeout=10**30), InvalidArgumentError, "at most 9223372036"),
+    "rows without end": (lambda: Epochs(DATA, 10**30), InvalidArgumentError, "batch_size=1.*, and below 2"),
+    "batches handed out": (lambda: Epochs(DATA, 2).state_dict("x"), InvalidTypeError, "batches must be an int"),
+    "weights": (lambda: Mixture([Epochs(DATA, 2)], weights="x"), InvalidTypeError, "weights must be a sequence of num"),
+    "half a row": (lambda: TensorDictDataset(DATA)[2.7], IndexKindError, "rows of a dataset are ints, not .2.7"),
+    "a row as text": (lambda: TensorDictDataset(DATA)["2"], IndexKindError, "rows of a dataset are ints, not"),
+    "no row": (lambda: TensorDictDataset(DATA)[None], IndexKindError, "rows of a dataset are ints, not .None"),
+    "a far row": (lambda: TensorDictDataset(DATA)[10**30], OutOfRangeError, "no dataset has a row"),
     "a timeout": (lambda: Epochs(DATA, 2, timeout="1s"), InvalidTypeError, "timeout must be a number of seconds"),
     "a device": (lambda: Epochs(DATA, 2, device="gpu"), DeviceError, "'gpu' is no device"),
     "a transform": (
@@ -50,3 +65,18 @@ def test_the_error_names_the_argument(name: str) -> None:
     call, kind, text = CALLS[name]
     with pytest.raises(kind, match=text):
         call()
+
+
+def test_an_epoch_beyond_all_changes_nothing() -> None:
+    epochs = Epochs(DATA, 2)
+    epochs.set_epoch(3)
+    before = epochs.state_dict()
+    with pytest.raises(InvalidArgumentError, match="epochs are counted from 0, up to 2"):
+        epochs.set_epoch(10**30)
+    assert epochs.state_dict() == before
+
+
+@pytest.mark.parametrize("rows", [[2, -1], torch.tensor([2, -1]), [torch.tensor(2), torch.tensor(-1)], range(5, 1, -3)])
+def test_rows_of_all_kinds_of_ints(rows: Any) -> None:
+    want = [2, 5] if not isinstance(rows, range) else [5, 2]
+    assert TensorDictDataset(DATA).__getitems__(rows)["a"].tolist() == want
