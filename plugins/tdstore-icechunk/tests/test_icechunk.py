@@ -62,6 +62,20 @@ def test_save_open_append_write(saved: FsPath) -> None:
         assert td["y"].tolist() == list(range(23))
 
 
+@pytest.mark.parametrize("old", ["value", TensorDict({"x": torch.ones(20)}, [20])])
+@pytest.mark.parametrize("how", ["set", "rename"])
+def test_a_group_replaces_a_value_and_a_value_a_group(place: FsPath, how: str, old: object) -> None:
+    new = TensorDict({"x": torch.zeros(20)}, [20]) if old == "value" else "value"
+    TensorDict({"d": old, "e": new}, [20]).save(place).close()
+    with tdstore.open(place, mode="r+") as td:
+        if how == "set":
+            td["d"] = new
+        else:
+            td.rename_key_("e", "d")
+    with tdstore.open(place) as td:
+        assert td["d"] == "value" if new == "value" else not td["d", "x"].any()
+
+
 def test_a_commit_is_one_snapshot(saved: FsPath) -> None:
     """Leaves and header are committed by one step of icechunk."""
     before = [s.id for s in repository(saved).ancestry(branch="main")]

@@ -225,8 +225,11 @@ class Session(Contents):
         wanted = wanted_nodes(header, self.leaves, self.names, self.place.keys)
         there = self.document.metadata
         engine = self.engine
-        put_copies(engine, wanted, there)
         changed = [node for node, data in wanted.metadata.items() if there.get(node) != data]
+        for node in changed:
+            if node in there and there[node].get("node_type") != wanted.metadata[node]["node_type"]:
+                engine.delete([f"{node}/{NAME}"])  # icechunk refuses a group where an array is, and the reverse
+        put_copies(engine, wanted, there)
         engine.put_many([(f"{node}/{NAME}", msgspec.json.encode(wanted.metadata[node])) for node in changed])
         for node in [n for n in there if n not in wanted.metadata]:
             self.place.remove(node, [f"{node}/{key}" for key in ("c/0", "c.0", "0") if node in self.document.copies])
