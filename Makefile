@@ -17,7 +17,8 @@ BUILD_TOOLS := hatchling editables
 DEV_TOOLS := pytest pytest-timeout pytest-xdist hypothesis tensordict mypy 'pyright[nodejs]' ruff tqdm ale-py gymnasium \
     'moto[server]' boto3 s3fs xarray safetensors distributed loky cloudpickle redis rich pandas pyarrow torchrl ray plotly torchdata \
     polars duckdb datasets pillow
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints-dev.txt
+# Of twenty thousand files a few thousand are ever imported, and compiled then: compiling all takes 90 s of CPU.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile --constraint constraints-dev.txt
 
 # Tests run on this many processes; PYTEST_WORKERS=0 for one, in this process. Each imports all tests first, which takes
 # half a minute of CPU and a gigabyte; more of them than two cores, as tests wait for servers and for other processes.
