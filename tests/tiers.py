@@ -115,18 +115,38 @@ def add_markers(items: Iterable[pytest.Item]) -> None:
 
 def traits(item: pytest.Item) -> set[str]:
     """Return which of `TRAITS` a test has."""
-    path = item.path.relative_to(ROOT).as_posix() if item.path.is_relative_to(ROOT) else ""
-    found = {trait for start, trait in FOLDERS.items() if f"{path}::{item.name}".startswith(start)}
-    fixtures = set(getattr(item, "fixturenames", ()))
-    found |= {"server"} if fixtures & SERVERS else set()
-    found |= {"disk"} if fixtures & {"tmp_path", "tmp_path_factory"} else set()
+    path, folders = listed(item.path)
+    name = f"{path}::{item.name}"
+    found = {FOLDERS[start] for start in folders if name.startswith(start)}
     if (parameters := getattr(item, "callspec", None)) is not None:
         for value in parameters.params.values():
             found |= {"server"} if isinstance(value, str) and SERVERS & set(value.split()) else set()
             found |= reached(value)
-    for function in functions_of(item):
-        found |= reached(function)
-    return found
+    return found | traits_of_functions(item)
+
+
+@functools.cache
+def listed(path: Path) -> tuple[str, list[str]]:
+    """Return the path of a file in the checkout, and what of `FOLDERS` may be said of its tests."""
+    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
+    return name, [start for start in FOLDERS if name.startswith(start) or start.startswith(name)]
+
+
+def traits_of_functions(item: pytest.Item) -> frozenset[str]:
+    """Return the traits of a test's function and of its fixtures, which are one for all of its parameters."""
+    info = getattr(item, "_fixtureinfo", None)
+    key = (id(info), getattr(item, "function", None))
+    if info is None or key not in _of_functions:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        found = {"server"} if fixtures & SERVERS else set()
+        found |= {"disk"} if fixtures & {"tmp_path", "tmp_path_factory"} else set()
+        found = found.union(*map(reached, functions_of(item)))
+        _of_functions[key] = info, frozenset(found)
+    return _of_functions[key][1]
+
+
+# By the id of what pytest knows of a function's fixtures, which is kept here so that no other gets that id.
+_of_functions: dict[tuple[int, Any], tuple[Any, frozenset[str]]] = {}
 
 
 def functions_of(item: pytest.Item) -> Iterator[Any]:
