@@ -257,9 +257,20 @@ def unregister(store: Closable) -> None:
 # -- doing it ------------------------------------------------------------------------------------
 def settle() -> None:
     """Do what the owners that were dropped so far left to do. Returns when it is done."""
-    with _state.running:  # another thread may be in the middle of one
-        for ending in list(_state.dropped.values()):
+    state = _state
+    while not state.running.acquire(timeout=DELAY):  # another thread may be in the middle of one
+        if state.hooks:
+            return  # the main thread does it, and may wait for a lock of a store that this thread has
+    try:
+        for ending in list(state.dropped.values()):
             ending._report()
+    finally:
+        state.running.release()
+
+
+def ends_beside_threads() -> bool:
+    """Check whether the process ends while threads of the program run."""
+    return _state.ended.is_set() and _has_daemon_threads()
 
 
 def _work(state: _State) -> None:
@@ -398,10 +409,14 @@ def _commit_or_end(*, close_restructured: bool) -> None:
 
     Between the steps of a change that one of them makes, only `close` knows what to drop.
     """
-    if any(t.daemon and not t.name.startswith(_OURS) for t in threading.enumerate() if t is not _state.thread):
+    if _has_daemon_threads():
         _end()
     else:
         _commit(close_restructured=close_restructured)
+
+
+def _has_daemon_threads() -> bool:
+    return any(t.daemon and not t.name.startswith(_OURS) for t in threading.enumerate() if t is not _state.thread)
 
 
 _OURS = ("tdstore-", "zarr_", "fsspec")

@@ -46,6 +46,18 @@ def test_the_thread_does_it_without_being_asked() -> None:
     assert done.wait(200)
 
 
+def test_a_thread_does_not_wait_for_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have the lock of a store that is being committed there: neither would go on."""
+    state = lifetime._State()
+    state.hooks = True
+    monkeypatch.setattr(lifetime, "_state", state)
+    thread = threading.Thread(target=lifetime.settle, daemon=True)
+    with state.running:
+        thread.start()
+        thread.join(200)
+        assert not thread.is_alive()
+
+
 def test_it_is_never_done_in_the_thread_that_drops() -> None:
     where: list[int] = []
     done = threading.Event()

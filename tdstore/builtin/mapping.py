@@ -60,6 +60,27 @@ def map_memory(fd: int, nbytes: int, *, shared: bool) -> Buffer:
     return buffer  # type: ignore[no-any-return]
 
 
+def make_private(mapped: Tensor, fd: int) -> None:
+    """Have what is written from now on to memory that is mapped from the start of a file stay in this process.
+
+    The memory keeps its contents, and other threads may use it meanwhile.
+
+    Args:
+        mapped: a tensor over the mapping, or over a part of it.
+        fd: the file, which is not closed.
+
+    Raises:
+        OSError: the system has no room for it.
+    """
+    if _mmap is None:  # there is no call for it
+        return
+    memory = mapped.untyped_storage()
+    flags = mmap.MAP_PRIVATE | _MAP_NORESERVE | _MAP_FIXED
+    if _mmap(memory.data_ptr(), memory.nbytes(), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != memory.data_ptr():
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
 @lru_cache(1024)
 def _array_type(nbytes: int) -> Any:
     """Make the type of a buffer, in 20 us: ctypes forgets it with the last buffer of that length."""
@@ -79,7 +100,7 @@ class _Mapping(tuple[int, int]):
             unmap(*self)
 
 
-_MAP_NORESERVE = 0x4000  # the `mmap` module of Python 3.11 does not name it
+_MAP_NORESERVE, _MAP_FIXED = 0x4000, 0x10  # the `mmap` module of Python 3.11 does not name them
 _mmap = _libc.mmap if sys.platform == "linux" else None
 if _mmap is not None:
     _mmap.restype = ctypes.c_void_p

@@ -185,7 +185,8 @@ class CheckedStore(Store, Generic[L]):
     @property
     def _guard(self) -> AbstractContextManager[Any]:
         """Return the lock that a change holds: none in a forked child, where a thread of the parent may hold it."""
-        if self._lock is None or self._forked:
+        # As `_forked` says, without its call.
+        if self._lock is None or (self._pid is not None and self._pid != os.getpid()):
             return _NO_LOCK
         return self._lock
 
@@ -360,6 +361,10 @@ class CheckedStore(Store, Generic[L]):
         with self._guard:
             self._check_writable()
             self._discard()
+
+    def mark_closed(self) -> None:
+        """Have every later call refused, after the resources of the store were released without it."""
+        self._closed = True
 
     def close(self) -> None:
         """Commit rows and release every handle, as `Store.close` does. A store whose `_close` raises is closed."""

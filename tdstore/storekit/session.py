@@ -204,8 +204,6 @@ def accept_dirty(
 
 
 # -- sessions on a folder -----------------------------------------------------------------
-
-
 class Log(msgspec.Struct):
     """The contents of a session log."""
 
@@ -269,10 +267,8 @@ def _apply(log: Log, event: dict[str, object], me: dict[str, object]) -> None:
         log.opened.pop(str(event["leave"]), None)
         log.own.discard(str(event["leave"]))
         touched = event["touched"]
-        if touched is None:
-            log.touched_all = True
-        elif touched:
-            log.touched |= {tuple(map(str, path)) for path in touched}  # type: ignore[attr-defined]
+        log.touched_all |= touched is None
+        log.touched |= {tuple(map(str, path)) for path in touched or ()}  # type: ignore[attr-defined]
     else:
         intent: dict[str, list[list[str]]] = event["intent"]  # type: ignore[assignment]
         log.files += [tuple(map(str, parts)) for parts in (*intent["add"], *intent["drop"])]
@@ -338,12 +334,12 @@ class Session:
         """
         self._append({"intent": {"add": [list(p) for p in add], "drop": [list(p) for p in drop]}})
 
-    def leave(self, touched: set[Path] | None, seal: Callable[[Log], None]) -> None:
+    def leave(self, touched: set[Path] | None, seal: Callable[[Log], bool]) -> None:
         """End in order: log the end; the last session calls `seal` and removes the log.
 
         Args:
             touched: leaves that may have changed since their checksums were computed; None for any.
-            seal: commits the store.
+            seal: commits the store; returns whether something is left for the next writer. Then an empty log remains.
         """
         if self.ended:
             return
@@ -359,8 +355,10 @@ class Session:
             log = read_log(self.root)
             # A writer that was killed may have been in the middle of a write: the next opener compares.
             if log is not None and not log.opened and not log.torn:
-                seal(log)
-                files.unlink(NAME, self.root)
+                if seal(log):
+                    files.replace_file(NAME, self.root, b"", sync=self.sync)
+                else:
+                    files.unlink(NAME, self.root)
         finally:
             self.drop()
 
@@ -500,11 +498,8 @@ def open_parent(root: int) -> int:
 
 def own_sessions(key: tuple[int, int]) -> list[Session]:
     """Return the sessions of this process on a folder (device, inode)."""
-    found = []
-    for s in _SESSIONS.listed():
-        if s.key == key and not s.ended and not s.detached and s.pid == os.getpid():
-            found.append(s)
-    return found
+    mine = os.getpid()
+    return [s for s in _SESSIONS.listed() if s.key == key and not (s.ended or s.detached) and s.pid == mine]
 
 
 def has_live_session(root: int) -> bool:
@@ -582,6 +577,11 @@ class Lease:
 
     def __init__(self) -> None:
         self.session: Session | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether what is written to memory that the session mapped no longer gets to the place."""
+        return self.session is not None and (self.session.ended or self.session.detached)
 
     def escape(self) -> None:
         """Record that another process may write to memory that this session mapped."""

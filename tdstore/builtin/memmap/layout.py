@@ -39,6 +39,7 @@ class LeafFile:
         "grown",
         "handed",
         "holes",
+        "inode",
         "known",
         "nbytes",
         "offset",
@@ -83,6 +84,8 @@ class LeafFile:
     fd: int
     probe: Tensor | None
     """The mapped tensor; shares its version counter with what was handed out."""
+    inode: int
+    """Of the mapped file: another writer may have put another one in its place."""
     version: int
     handed: bool
     """A view was handed out: data may change unseen."""
@@ -110,7 +113,7 @@ class LeafFile:
         self.holes = self.summer = None
         self.fd = -1
         self.probe = None
-        self.version = self.floor = self.changed = self.offset = self.rows_written = 0
+        self.version = self.floor = self.changed = self.offset = self.rows_written = self.inode = 0
         self.known = EMPTY
         self.elders = []
         self.packed = self.handed = self.grown = self.unsynced = self.sparse = self.unmade = self.room = False

@@ -76,6 +76,8 @@ class MemmapLeaves(MappedStore[LeafFile]):
         self._layout = Layout()
         self._hold = Hold(self.url, sync=self._sync)
         self._hold.private = mode == "r"
+        if self.writable:
+            self._lock = self._hold.lock
         self._files = self._hold.files
         self._recorded: list[Recorded] = []
         """The leaves of the last commit, in the order of the manifest."""
@@ -86,6 +88,7 @@ class MemmapLeaves(MappedStore[LeafFile]):
         self._writer = LeafWriter(self._hold)
         # Tensors hold the lease, so that a session lasts as long as anything can be written through it.
         self._lease = Lease()
+        self._hold.store, self._hold.lease = weakref.ref(self), weakref.ref(self._lease)
         # A reader has nothing to commit, and only releases descriptors.
         self._end: Callable[[], object] = (
             Ending(self._lease, self._hold.end, self.url)

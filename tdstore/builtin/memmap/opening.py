@@ -157,7 +157,7 @@ def check_and_map(
                     files.raise_io(error, url, f"mapping leaf {path_text(leaf.path)}", writing=False)
                 except RuntimeError as error:
                     raise _map_error(error, leaf, url) from error
-                leaf.version = leaf.seen()
+                leaf.inode, leaf.version = info.st_ino, leaf.seen()
             finally:
                 os.close(fd)
     if dirty:

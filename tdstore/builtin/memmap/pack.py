@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from tdstore.builtin.mapping import Buffer, map_memory
+from tdstore.builtin.mapping import Buffer, make_private, map_memory
 from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.storekit import files
 from tdstore.storekit.documents import PACK, PACK_ALIGN
@@ -106,6 +106,11 @@ class Pack:
             end = leaf.offset + leaf.nbytes
         if run:
             files.write_parts(self.fd, run, start)
+
+    def make_private(self) -> None:
+        """Have what is written to mapped leaves from now on stay in this process."""
+        if self._memory is not None:
+            make_private(torch.frombuffer(self._memory, dtype=torch.uint8), self.fd)
 
     def close(self) -> None:
         """Close the descriptor; what is mapped remains as long as its tensors."""

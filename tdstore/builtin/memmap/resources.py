@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import threading
+import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 
+from tdstore import lifetime
+from tdstore.builtin.mapping import make_private
 from tdstore.builtin.memmap.layout import Layout, LeafFile
 from tdstore.builtin.memmap.opening import MAX_MANIFEST, SessionState, is_untouched
 from tdstore.builtin.memmap.pack import Pack
@@ -20,13 +25,16 @@ from tdstore.builtin.memmap.tensor import scratch_dir
 from tdstore.builtin.memmap.tensordict_layout import meta_files, stored_meta_files, write_meta_files
 from tdstore.header import Header
 from tdstore.storekit import WriterState, documents, end_writer, files, refusals, session
+from tdstore.storekit.checked import CheckedStore
 from tdstore.storekit.checksums import sums_of_file, sums_of_part
 from tdstore.storekit.documents import LeafRecord, leaf_record
 from tdstore.storekit.publish import Site, leftovers, remove_tree, sweep_dead
-from tdstore.storekit.session import FileParts, Log, Session
+from tdstore.storekit.session import FileParts, Lease, Log, Session
 from tdstore.threads import without_interrupts
 from tdstore.types import Path, path_text
 
+_IN_FLIGHT = 0.01
+"""Seconds that an operation of another thread on a tensor may take to end, at the end of the process."""
 _ANONYMOUS = re.compile(r"\.tdstore-anon-[0-9a-f]{16}")
 
 
@@ -48,6 +56,14 @@ class Hold:
         """Opened for reading: what is written to its tensors stays in this process."""
         self.raw = b""
         """The manifest of the last commit, which this store wrote or checked."""
+        self.lock = threading.RLock()
+        """Held while the store changes, and by `end`."""
+        self.store: Callable[[], CheckedStore[LeafFile] | None] = _nothing
+        """The store, which `end` closes if it is still there: at the end of the process."""
+        self.lease: Callable[[], Lease | None] = _nothing
+        """What the store and its tensors refer to."""
+        self._longer = False
+        """While checksums are updated: whether a file is longer than the manifest says."""
         self._scratch: tuple[int, str] | None = None
         self._commit_lock = -1
 
@@ -201,8 +217,13 @@ class Hold:
         try:
             if self.private:
                 self.release()  # a reader has nothing to keep or to remove
-            else:
-                end_writer(self)
+                return
+            with self.lock:  # at the end of the process another thread may be writing
+                try:
+                    end_writer(self)
+                finally:
+                    if (store := self.store()) is not None:
+                        store.mark_closed()
         except OSError as error:
             files.raise_io(error, self.url, "closing")
 
@@ -229,16 +250,40 @@ class Hold:
         """Seal leaves that were written in place, by the last session of the folder."""
         own = self.session
         assert own is not None
+        if self._has_views():
+            self._keep_later_writes_private()
         touched: set[Path] = set()
         for leaf in self.files.values():
-            if leaf.grown:
-                # Longer than in the manifest, and perhaps still mapped: truncation could end a reader of ours with
-                # SIGBUS. Left as after a crash, the next writer compares and cuts.
-                own.drop()
-                return
             if leaf.temp is None and leaf.suspect():
                 touched.add(leaf.path)
         own.leave(None if own.escaped else touched, self._seal)
+
+    def _has_views(self) -> bool:
+        """Check whether a tensor of a leaf exists, beside those that `end` releases."""
+        lease = self.lease()
+        others = 2 if self.store() is None else 3  # this variable, the argument, the store
+        return lease is not None and sys.getrefcount(lease) > others
+
+    def _keep_later_writes_private(self) -> None:
+        """Have what is written to tensors of the caller from now on stay in this process.
+
+        They may outlive the session, and what they wrote after its checksums would look like damage.
+        """
+        private = packed = False
+        with files.Tree(self.root) as tree:
+            for leaf in self.files.values():
+                if leaf.packed:
+                    packed = packed or leaf.handed
+                    continue
+                if leaf.temp is None:
+                    for known in (leaf, *[elder for _, elder in leaf.elders]):
+                        if known.handed and known.probe is not None:
+                            _make_private(tree, leaf, known)
+                            private = True
+        if packed and self.pack is not None:
+            self.pack.make_private()
+        if (private or packed) and lifetime.ends_beside_threads():
+            time.sleep(_IN_FLIGHT)  # operations that had begun are counted by torch when they end
 
     def unmark(self) -> None:
         """Leave it: `commit_rows` ends the session, also where no row was written."""
@@ -297,12 +342,18 @@ class Hold:
                 stacklevel=2,
             )
 
-    def _seal(self, log: Log) -> None:
-        """Update the checksums of leaves that were written; the manifest is rewritten only if one differs."""
+    def _seal(self, log: Log) -> bool:
+        """Update the checksums of leaves that were written; the manifest is rewritten only if one differs.
+
+        Returns:
+            Whether files are longer than the manifest says: a growth was not committed. They may be mapped, and
+            cutting them could end the process with SIGBUS; the next writer does it.
+        """
+        self._longer = any(map(attrgetter("grown"), self.files.values()))
         try:
             raw = files.read_small(documents.NAME, self.root, MAX_MANIFEST)
         except FileNotFoundError:
-            return  # a directory of tensordict: it has no checksums
+            return self._longer  # a directory of tensordict: it has no checksums
         found, header = documents.decode_manifest(raw, url=self.url, checked=raw == self.raw)
         records, changed = [], raw.startswith(documents.LOGGED)
         with files.Tree(self.root) as tree:
@@ -317,6 +368,7 @@ class Hold:
             files.replace_file(documents.NAME, self.root, data, sync=self.sync)
         if self.sync:
             files.fsync(self.root)
+        return self._longer
 
     def _write_meta(self, header: Header, records: Iterable[LeafRecord]) -> None:
         """Write the files of tensordict that the commits of a log left as they were."""
@@ -335,6 +387,8 @@ class Hold:
         except OSError:
             return record  # removed or replaced: the next opener compares with the old record
         try:
+            # That of another session, too, which ended before this one.
+            self._longer = self._longer or (record.offset < 0 and os.fstat(fd).st_size > record.nbytes)
             if record.offset >= 0:
                 sums = sums_of_part(fd, record.nbytes, record.offset)
             else:
@@ -351,3 +405,24 @@ class Hold:
         return leaf_record(
             record.path, record.dtype, record.shape, record.nbytes, record.file, sums, record.fill, record.offset
         )
+
+
+def _nothing() -> None:
+    """Stand for a weak reference to nothing."""
+
+
+def _make_private(tree: files.Tree, leaf: LeafFile, known: LeafFile) -> None:
+    """Make the mapping of a leaf private, or that from before it grew, unless the file is that of another leaf now."""
+    assert known.probe is not None
+    fd = leaf.fd
+    if fd < 0:
+        try:
+            fd = tree.open(leaf.file)
+        except OSError:
+            return  # removed or replaced by another session: no commit contains it
+    try:
+        if os.fstat(fd).st_ino == known.inode:
+            make_private(known.probe, fd)
+    finally:
+        if fd != leaf.fd:
+            os.close(fd)

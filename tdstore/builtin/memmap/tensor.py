@@ -431,6 +431,8 @@ class MemoryMappedTensor(Tensor):
             return copy_to_pickle(torch.Tensor(self.detach())).__reduce_ex__(protocol)
         file = self._file
         if file.lease is not None and (lease := file.lease()) is not None:
+            if lease.ended:  # what the file has, or another one of that name, may be something else
+                return copy_to_pickle(torch.Tensor(self.detach())).__reduce_ex__(protocol)
             lease.escape()
         if not self.is_nested and (file.offset is not None or not _is_whole(self)):
             start = (file.offset or 0) // self.dtype.itemsize + self.storage_offset()

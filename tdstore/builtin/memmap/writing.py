@@ -197,7 +197,9 @@ class LeafWriter:
         if leaf.packed:
             leaf.probe = self._pack.tensor(leaf)
         elif leaf.nbytes:
-            leaf.probe = map_fd(self.fd(leaf), leaf.shape, leaf.dtype, shared=True, path="/".join(leaf.file))
+            fd = self.fd(leaf)
+            leaf.probe = map_fd(fd, leaf.shape, leaf.dtype, shared=True, path="/".join(leaf.file))
+            leaf.inode = os.fstat(fd).st_ino
             if leaf.holes is not None:
                 leaf.holes.guard(leaf.probe)
 
@@ -461,7 +463,7 @@ class LeafWriter:
                 sums = sums_of_block(block)
             if len(self._hold.files) <= _MAPPED:
                 leaf.probe = map_fd(fd, leaf.shape, leaf.dtype, shared=True, path="/".join(leaf.file))
-                leaf.version = leaf.seen()
+                leaf.inode, leaf.version = os.fstat(fd).st_ino, leaf.seen()
         except BaseException:
             self._keep(leaf, fd)
             leaf.sums = None

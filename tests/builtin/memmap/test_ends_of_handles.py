@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import pickle
 import shutil
 import tempfile
 import textwrap
@@ -15,7 +16,9 @@ import torch
 
 import tdstore
 from tdstore import TensorDict
+from tdstore.builtin.memmap.store import open_memmap
 from tdstore.lifetime import settle
+from tdstore.types import Write
 from tests import scripts
 
 
@@ -185,3 +188,135 @@ def test_a_folder_in_a_temporary_directory(tmp_path: FsPath, told: list[str]) ->
     assert td["x"].sum() == 24
     td.close()
     assert told == []
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_writes_after_close_stay_in_this_process(tmp_path: FsPath, pack: bool) -> None:
+    path = tmp_path / "d"
+    TensorDict({"x": torch.zeros(8, 3), "n": {"y": torch.zeros(8, 2)}}, [8]).save(path, pack=pack).close()
+    td = tdstore.open(path, mode="r+")
+    leaf, rows = td["x"], td["n", "y"][2:4]
+    leaf[2] = 1
+    td.close()
+    leaf[3] = 5
+    rows.fill_(7)
+    assert leaf[:, 0].tolist() == [0, 0, 1, 5, 0, 0, 0, 0]
+    assert rows.tolist() == [[7, 7], [7, 7]]
+    assert is_whole(path)
+    with tdstore.open(path) as td:
+        assert td["x"][3].tolist() == [0, 0, 0]
+        assert td["n", "y"].sum() == 0
+
+
+def test_writes_after_close_to_a_leaf_from_before_it_grew(tmp_path: FsPath) -> None:
+    path = saved(tmp_path, "d")
+    td = tdstore.open(path, mode="r+")
+    before = td["x"]
+    td.append(TensorDict({"x": torch.full((1, 3), 4.0)}, [1]))
+    before[2] = 1
+    td.close()
+    before[3] = 5
+    assert is_whole(path)
+    with tdstore.open(path) as td:
+        assert td["x"][:, 0].tolist() == [0, 0, 1, 0, 0, 0, 0, 0, 4]
+
+
+def test_a_tensor_of_a_file_that_another_writer_replaced_keeps_its_rows(tmp_path: FsPath) -> None:
+    path = saved(tmp_path, "d")
+    td = tdstore.open(path, mode="r+")
+    leaf = td["x"]
+    leaf[2] = 1
+    with tdstore.open(path, mode="r+") as other:
+        del other["x"]
+        other["x"] = torch.full((8, 3), 9.0)
+    td.close()
+    leaf[3] = 5
+    assert leaf[:, 0].tolist() == [0, 0, 1, 5, 0, 0, 0, 0]
+    assert is_whole(path, 9)
+
+
+def test_a_tensor_that_outlives_its_session_is_pickled_as_it_is(tmp_path: FsPath) -> None:
+    td = tdstore.open(saved(tmp_path, "d"), mode="r+")
+    leaf = td["x"]
+    td.close()
+    leaf[2] = 5
+    assert pickle.loads(pickle.dumps(leaf)).tolist() == leaf.tolist()
+
+
+def test_a_writer_that_ends_after_it_lengthened_a_leaf(tmp_path: FsPath) -> None:
+    path = saved(tmp_path, "d")
+    store = open_memmap(str(path), mode="r+")
+    rows = torch.ones(1, 3)
+    store.write([Write(("x",), (slice(2, 3, 1),), rows)])
+    store.resize({("x",): 9})
+    store.write([Write(("x",), (slice(8, 9, 1),), rows)])
+    store.close()
+    file = next(path.glob("x*.memmap"))
+    assert file.stat().st_size == 9 * 12
+    for verify in ("size", "full"):
+        with tdstore.open(path, verify=verify) as td:
+            assert td["x"][:, 0].tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
+    tdstore.open(path, mode="r+").close()
+    assert file.stat().st_size == 8 * 12
+    assert is_whole(path)
+
+
+IN_A_THREAD = """
+import atexit, threading, time
+from tdstore.builtin.memmap.leaves import MemmapLeaves
+
+write, begun, ended = MemmapLeaves._write, threading.Event(), threading.Event()
+
+def write_slowly(self, wanted):
+    begun.set()
+    time.sleep(0.2)
+    write(self, wanted)
+
+td = tdstore.open(sys.argv[1], mode="r+")
+td["x"][2] = 1
+MemmapLeaves._write = write_slowly
+
+def go():
+    try:
+        td.append(TensorDict({"x": torch.ones(1, 3)}, [1]))
+    except tdstore.errors.StoreClosedError:
+        print("closed", file=sys.stderr)
+    ended.set()
+
+threading.Thread(target=go, daemon=True).start()
+atexit.register(ended.wait, 60)  # after the stores were closed
+begun.wait(60)
+"""
+A_HOOK = """
+import time
+import atexit
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+td = tdstore.open(sys.argv[1], mode="r+")
+kept = td["x"]
+kept[2] = 1
+
+def write():
+    kept[3] = 5
+    print("written", file=sys.stderr)
+
+atexit.register(write)
+"""
+
+
+def test_the_end_of_a_script_waits_for_a_write_of_a_thread(tmp_path: FsPath) -> None:
+    """The thread is within an append: it is refused before it commits, and does not find its files closed."""
+    path = saved(tmp_path, "d")
+    assert script(IN_A_THREAD, path) == "closed\n"
+    with tdstore.open(path, verify="full") as td:
+        assert td["x"][:, 0].tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
+    tdstore.open(path, mode="r+").close()
+    assert is_whole(path)
+
+
+def test_a_tensor_that_is_written_after_its_store_was_closed_by_the_end(tmp_path: FsPath) -> None:
+    path = saved(tmp_path, "d")
+    assert script(A_HOOK, path) == "written\n"
+    assert is_whole(path)
+    with tdstore.open(path) as td:
+        assert td["x"][3].sum() == 0
