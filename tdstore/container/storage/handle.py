@@ -50,10 +50,10 @@ from tdstore.header import Group, Header, without_collection
 from tdstore.hookspecs import Backend
 from tdstore.index.shapes import common_prefix
 from tdstore.io.opening import PLAIN, locate, open_unread, refuse_partial
-from tdstore.lifetime import Ending
 from tdstore.pickling import rebuild
 from tdstore.store import LIVE, Cap, Store
 from tdstore.storekit import refusals
+from tdstore.threads import without_interrupts
 from tdstore.types import MAX_TEXT, LeafSpec, Mode, Path, Read, path_text
 
 _PERSISTENT, _VIEW, _LIVE = Cap.PERSISTENT.value, Cap.VIEW.value, LIVE.value
@@ -119,7 +119,7 @@ class StoreHandle:
     def _hold(self, store: Store) -> None:
         """Take a store. One that is written is closed soon after this handle was dropped, or when the process ends."""
         self.store = store
-        self._ending: Ending | None = None
+        self._ending: lifetime.Ending | None = None
         caps = store.caps._value_
         if self.mode != "r" and store.writable and caps & _PERSISTENT:
             if caps & _LIVE == _LIVE:  # it ends with the last of its tensors, which may outlive this handle
@@ -127,7 +127,7 @@ class StoreHandle:
             else:
                 # Rows that go to memory of the store are no change that it registers by itself.
                 commit = partial(lifetime.commit_store, store) if caps & _VIEW else None
-                self._ending = Ending(self, store.close, store.url, commit)
+                self._ending = lifetime.Ending(self, store.close, store.url, commit)
 
     @classmethod
     def open(cls, location: Any = None, *, storage: Any = None, mode: Mode = "r", **options: Any) -> StoreHandle:
@@ -289,8 +289,7 @@ class StoreHandle:
         Raises:
             InvalidStateError: a transaction is open.
         """
-        if self._deferred:
-            self.refuse_in_transaction("td.close()")
+        self.refuse_in_transaction("td.close()")
         try:
             if self.needs_compaction and self.store.writable:
                 with self.store.alone() as alone:
@@ -300,6 +299,7 @@ class StoreHandle:
             self.needs_compaction.clear()
             self._close_store()
 
+    @without_interrupts
     def _close_store(self) -> None:
         if self._ending is not None:
             self._ending.cancel()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import tdstore
 from tests import interrupts
 
 COMMITS = {"_catch_up", "_commit", "_commit_root", "_follow", "_put_root", "_record", "_save", "_settle", "_settle_log"}
@@ -55,3 +58,28 @@ def test_an_interrupted_change_happened_or_did_not(kind: str, change: Callable[[
 def test_an_interrupted_write_of_chunks_happened_or_did_not(tmp_path: Path) -> None:
     within = {"end", "write"}
     assert interrupts.sweep(remade("zarr", tmp_path), interrupts.fill, within) > 20
+
+
+ENDS = {"_close", "_close_store", "_seal", "close", "commit_rows", "end", "end_writer", "leave", "release", "unmark"}
+
+
+@pytest.mark.parametrize("kind", ["memmap", "h5", "zarr", "tdz"])
+def test_an_interrupted_close_keeps_nothing_locked(kind: str, tmp_path: Path) -> None:
+    """A store that counts as closed, and holds its file, would keep this program from opening it again."""
+    make = remade(kind, tmp_path)
+
+    def written(place: str) -> Any:
+        td = tdstore.open(place, "r+")
+        td.set_at_("a", torch.full((3,), 9.0), 1)
+        return td
+
+    places = interrupts.interrupted(written(make()).close, sys.maxsize, ENDS)
+    assert places > 5
+    for number in range(1, places + 1, -(-places // 40)):
+        place = make()
+        td = written(place)
+        assert interrupts.interrupted(td.close, number, ENDS) == number
+        td.close()  # again: it may have been interrupted before it began
+        with tdstore.open(place, "r+") as found:
+            assert found["a"][1].tolist() == [9, 9, 9], number
+        assert tdstore.verify(place) == []
