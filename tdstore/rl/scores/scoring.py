@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdstore import TensorDictBase
+from tdstore.arguments import as_list, refuse_type
 from tdstore.errors import InvalidArgumentError, UnevenError
 from tdstore.rl.scores.ifeval import FIELDS, IFEvalScoreData
 
@@ -36,6 +38,9 @@ def score_from_checks(strict: Sequence[bool], loose: Sequence[bool], batch_size:
         >>> score.prompt_level_strict_acc.item(), score.prompt_level_loose_acc.item()
         (False, True)
     """
+    strict, loose = (
+        as_list(checks, "what score_from_checks() takes", "a sequence of bools") for checks in (strict, loose)
+    )
     if len(strict) != len(loose):
         raise InvalidArgumentError(
             f"{len(strict)} strict checks and {len(loose)} loose ones: each instruction has one of both"
@@ -64,7 +69,12 @@ def accuracies(scores: IFEvalScoreData | Iterable[IFEvalScoreData]) -> dict[str,
         >>> round(accuracies(scores)["inst_level_strict_acc"], 3)
         0.667
     """
-    parts = [scores] if isinstance(scores, IFEvalScoreData) else list(scores)
+    single = isinstance(scores, IFEvalScoreData)
+    parts: list[Any] = (
+        [scores] if single else as_list(scores, "what accuracies() takes", "a score or a sequence of scores")
+    )
+    for part in parts:
+        _check_score(part, "what accuracies() takes")
     columns = {name: [row for part in parts for row in _rows(part, name)] for name in FIELDS}
     if not columns[FIELDS[0]]:
         raise InvalidArgumentError("accuracies needs at least one score, and there is none")
@@ -109,6 +119,7 @@ def default_reward(
         raise InvalidArgumentError(
             f"default_reward takes {len(FIELDS)} weights, one for each field, not {len(weights)}"
         )
+    _check_score(score, "what default_reward() takes")
     batch = torch.Size(score.batch_size)
     total = torch.zeros(batch, dtype=torch.float64, device=score.device)
     for weight, name in zip(weights, FIELDS, strict=True):
@@ -116,6 +127,11 @@ def default_reward(
     total = total + 0.1 * _one_block("answer_blocks", answer_blocks, batch).to(total.device)
     total = total + 0.05 * _one_block("think_blocks", think_blocks, batch).to(total.device)
     return total.to(torch.get_default_dtype())[..., None, None]
+
+
+def _check_score(score: object, what: str) -> None:
+    if not isinstance(score, (IFEvalScoreData, TensorDictBase)):
+        raise refuse_type(what, "a score", score)
 
 
 def _means(score: IFEvalScoreData, name: str) -> Tensor:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdstore.errors import KeyNotFoundError
+from tdstore.arguments import NO_NUMBER, refuse_value
+from tdstore.errors import InvalidArgumentError, KeyNotFoundError
 
 
 def ucb_score(wins: Tensor, visits: Tensor, total_visits: Tensor | float, c: float = math.sqrt(2.0)) -> Tensor:
@@ -114,3 +115,21 @@ def statistics(node: Any) -> tuple[Tensor, Tensor, float]:
     wins = torch.tensor([float(child.wins or 0) for child in children], dtype=dtype)
     visits = torch.tensor([float(child.count or 0) for child in children], dtype=dtype)
     return wins, visits, max(float(node.count or 0), float(visits.sum()))
+
+
+def check_value(value: float | Tensor, wins: object) -> None:
+    """Check that a value can be added to the wins of a node in place.
+
+    Raises:
+        InvalidArgumentError: its shape differs. ArgumentKindError: the dtype of the wins has no such number.
+    """
+    if not isinstance(wins, Tensor):
+        return
+    if isinstance(value, Tensor):
+        if value.numel() != 1 and value.shape != wins.shape:
+            raise InvalidArgumentError(f"value has shape {list(value.shape)}, and wins has {list(wins.shape)}")
+    else:
+        try:
+            wins.clone().add_(value)
+        except NO_NUMBER as error:
+            raise refuse_value(value, "the wins of a node", error) from None

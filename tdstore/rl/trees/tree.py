@@ -10,10 +10,11 @@ from torch import Tensor
 
 import tdstore
 from tdstore import TensorDictBase, unwrap_tensorclass
+from tdstore.arguments import as_list
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError, OutOfRangeError
 from tdstore.rl.trees import links, plots, walks
 from tdstore.rl.trees.maps import check_collection
-from tdstore.rl.trees.scores import UCBScore
+from tdstore.rl.trees.scores import UCBScore, check_value
 from tdstore.rl.trees.specs import full_spec, spec_keys
 from tdstore.rl.trees.storing import StoredTree, identity, is_stack
 from tdstore.rl.trees.table import TreeTable
@@ -363,7 +364,7 @@ class Tree(StoredTree, nocast=True):
             IndexError: a node on the path has no such child.
         """
         found = [self]
-        for depth, number in enumerate(path):
+        for depth, number in enumerate(as_list(path, "path", "a sequence of numbers")):
             below = found[-1].children()
             if not 0 <= number < len(below):
                 at = tuple(path[:depth])
@@ -462,15 +463,16 @@ class Tree(StoredTree, nocast=True):
             IndexError: a node on the path has no such child. TypeError: the value is not a number. ValueError: its
                 shape differs from that of `wins`. Nothing is changed then.
         """
-        if not isinstance(value, (int, float, Tensor)):
-            raise InvalidTypeError(f"value is a number or a tensor, not {type(value).__name__}")
-        nodes = self.nodes_on_path(path)
+        for name, number in (("value", value), ("discount", discount)):
+            if not isinstance(number, (int, float, Tensor)):
+                raise InvalidTypeError(f"{name} is a number or a tensor, not {type(number).__name__}")
+        nodes, values = self.nodes_on_path(path)[::-1], [value]
         for node in nodes:
-            _check_value(value, node.wins)
-        for node in reversed(nodes):
+            check_value(values[-1], node.wins)
+            values.append(values[-1] * discount)
+        for node, one in zip(nodes, values, strict=False):
             _add(node, "count", 1)
-            _add(node, "wins", value)
-            value = value * discount
+            _add(node, "wins", one)
 
     # -- as text and pictures ------------------------------------------------------------------
     def to_string(self, node_format_fn: Callable[[Tree], Any] | None = None) -> str:
@@ -574,12 +576,6 @@ def _equal(one: Any, other: Any) -> bool:
         if not (torch.equal(mine, theirs) if isinstance(mine, Tensor) else mine == theirs):
             return False
     return True
-
-
-def _check_value(value: float | Tensor, wins: Any) -> None:
-    shape = value.shape if isinstance(value, Tensor) else torch.Size()
-    if isinstance(wins, Tensor) and shape.numel() != 1 and shape != wins.shape:
-        raise InvalidArgumentError(f"value has shape {list(shape)}, and wins has {list(wins.shape)}")
 
 
 def _add(node: Tree, name: str, value: Any) -> None:
