@@ -185,8 +185,7 @@ class CheckedStore(Store, Generic[L]):
     @property
     def _guard(self) -> AbstractContextManager[Any]:
         """Return the lock that a change holds: none in a forked child, where a thread of the parent may hold it."""
-        # As `_forked` says, without its call.
-        if self._lock is None or (self._pid is not None and self._pid != os.getpid()):
+        if self._lock is None or self._forked:
             return _NO_LOCK
         return self._lock
 
