@@ -362,6 +362,8 @@ class MemmapLeaves(MappedStore[LeafFile]):
 
     def _check_writable(self) -> None:
         super()._check_writable()
+        if self._hold.ending:
+            raise refusals.closed(self.url)
         if self._hold.session is not None and self._hold.session.detached:
             raise StoreClosedError(
                 f"{self.url} was replaced by a later save of this process",

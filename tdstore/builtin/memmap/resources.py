@@ -58,6 +58,8 @@ class Hold:
         """The manifest of the last commit, which this store wrote or checked."""
         self.lock = threading.RLock()
         """Held while the store changes, and by `end`."""
+        self.ending = False
+        """`end` has begun: changes are refused, as a thread that goes on with them could keep the lock from it."""
         self.store: Callable[[], CheckedStore[LeafFile] | None] = _nothing
         """The store, which `end` closes if it is still there: at the end of the process."""
         self.lease: Callable[[], Lease | None] = _nothing
@@ -218,6 +220,7 @@ class Hold:
             if self.private:
                 self.release()  # a reader has nothing to keep or to remove
                 return
+            self.ending = True
             with self.lock:  # at the end of the process another thread may be writing
                 try:
                     end_writer(self)

@@ -269,7 +269,8 @@ write, begun, ended = MemmapLeaves._write, threading.Event(), threading.Event()
 
 def write_slowly(self, wanted):
     begun.set()
-    time.sleep(0.2)
+    while not self._hold.ending:
+        time.sleep(0.01)
     write(self, wanted)
 
 td = tdstore.open(sys.argv[1], mode="r+")
