@@ -185,6 +185,6 @@ def test_an_out_that_workers_wrote_is_not_dirty(saved):
 
 def test_a_plan_reads_nothing(saved):
     td = saved(rows(), "h5")
-    plan = _Plan(td, 0, 2, None, None, None, None)
+    plan = _Plan(td, len, 0, 2, None, None, None, None)
     assert (plan.size, plan.count) == (10, 2)
     td.close()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from tdstore import TensorClass, TensorDict, UnbatchedTensor, make_tensordict
-from tdstore.errors import ArgumentKindError, InvalidTypeError, TDStoreError
+from tdstore import TensorClass, TensorDict, make_tensordict
+from tdstore.errors import InvalidTypeError, TDStoreError
 
 
-class Point(TensorClass):
+class Noted(TensorClass):
     x: torch.Tensor
     note: str = "none"
 
@@ -21,7 +21,7 @@ CALLS: dict[str, tuple[Callable[[Any, Any], Any], type[TDStoreError], str]] = {
     "update": (lambda p, bad: p.update(bad), InvalidTypeError, "the entries of an update must be a TensorDict"),
     "replace": (lambda p, bad: p.replace(bad), InvalidTypeError, "the entries of an update must be a TensorDict"),
     "values beside a TensorDict": (
-        lambda p, bad: Point.from_tensordict(TensorDict({"x": torch.ones(3)}, [3]), bad),
+        lambda p, bad: Noted.from_tensordict(TensorDict({"x": torch.ones(3)}, [3]), bad),
         InvalidTypeError,
         "non_tensordict must be a dict",
     ),
@@ -33,14 +33,8 @@ CALLS: dict[str, tuple[Callable[[Any, Any], Any], type[TDStoreError], str]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_the_error_names_the_argument_and_nothing_changes(name: str, bad: Any) -> None:
     call, kind, text = CALLS[name]
-    point = Point(x=torch.ones(3), note="text", batch_size=[3])
+    point = Noted(x=torch.ones(3), note="text", batch_size=[3])
     with pytest.raises(kind, match=text):
         call(point, bad)
     assert point.x.tolist() == [1, 1, 1]
     assert point.note == "text"
-
-
-@pytest.mark.parametrize("value", [None, "text", object(), 10**30], ids=lambda value: type(value).__name__)
-def test_what_is_no_unbatched_tensor(value: Any) -> None:
-    with pytest.raises(ArgumentKindError, match="is no tensor or number for an unbatched tensor"):
-        UnbatchedTensor(value)

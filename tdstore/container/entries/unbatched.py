@@ -8,7 +8,6 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from tdstore.arguments import tensor_for
 from tdstore.container.values.codecs import to_plain
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import BatchSizeError, MismatchError, UnsupportedError
@@ -50,7 +49,7 @@ class UnbatchedTensor(Tensor, NonTensor):  # type: ignore[misc]  # methods of bo
             if batch_size is None:
                 return data
             data = data.wrapped
-        wrapped = tensor_for(data, "an unbatched tensor")
+        wrapped = torch.as_tensor(data)
         self: UnbatchedTensor = wrapped.detach().as_subclass(cls)
         self.wrapped = wrapped
         self._batch_size = as_size(batch_size)

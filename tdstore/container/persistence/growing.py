@@ -103,8 +103,10 @@ class GrowingMixin(Container):
         """
         check_int(n, "the length that resize_() takes")
         length = operator.index(n)
-        if not 0 <= length <= sys.maxsize:
-            raise InvalidArgumentError(f"resize_ takes a length between 0 and {sys.maxsize}, not {length}")
+        if length < 0:
+            raise InvalidArgumentError(f"resize_ takes a length of 0 or more, not {length}")
+        if length > sys.maxsize:
+            raise InvalidArgumentError(f"resize_: an entry cannot have length {length}")
         self._check_may_grow("resize_")
         if length != self._batch_size[0]:
             step_of(self, Growth(self, None, length)).do()
