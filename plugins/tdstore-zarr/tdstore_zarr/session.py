@@ -228,12 +228,11 @@ class Session(Contents):
         changed = [node for node, data in wanted.metadata.items() if there.get(node) != data]
         for node in changed:
             if node in there and there[node].get("node_type") != wanted.metadata[node]["node_type"]:
-                # icechunk refuses a group where an array is, and the reverse
-                engine.delete([*self._content_of_copy(node), f"{node}/{NAME}"])
+                engine.delete([f"{node}/{NAME}"])  # icechunk refuses a group where an array is, and the reverse
         put_copies(engine, wanted, there)
         engine.put_many([(f"{node}/{NAME}", msgspec.json.encode(wanted.metadata[node])) for node in changed])
         for node in [n for n in there if n not in wanted.metadata]:
-            self.place.remove(node, self._content_of_copy(node))
+            self.place.remove(node, [f"{node}/{key}" for key in ("c/0", "c.0", "0") if node in self.document.copies])
             self._forget_node(node)
         document = self.document
         document.metadata, document.groups = wanted.metadata, wanted.groups
@@ -244,10 +243,6 @@ class Session(Contents):
         except ValueError as error:
             raise StoreError(str(error), url=self.url) from error
         self._put_root(root, header)
-
-    def _content_of_copy(self, node: str) -> list[str]:
-        """Return the keys that the content of a value may have, where a node is its copy."""
-        return [f"{node}/{key}" for key in ("c/0", "c.0", "0") if node in self.document.copies]
 
     def _put_root(self, root: bytes, header: Header | None = None) -> None:
         """Commit, and move everything to its place."""

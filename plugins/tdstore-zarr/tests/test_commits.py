@@ -492,12 +492,3 @@ def test_another_program_names_no_generation(place: FsPath) -> None:
     zarr.create_group(place).create_array("a", data=torch.zeros(3).numpy())
     with open_zarr(place) as store:
         assert store.generation() is None
-
-
-def test_a_value_that_a_group_replaces_leaves_no_object(place: FsPath) -> None:
-    TensorDict({"d": "value", "e": torch.zeros(3)}, [3]).save(place).close()
-    with tdstore.open(place, mode="r+") as td:
-        td["d"] = TensorDict({"x": torch.zeros(3)}, [3])
-    files = {str(file.relative_to(place)) for file in place.rglob("*") if file.is_file()}
-    arrays = {f"{node}/{file}" for node in ("d/x", "e") for file in ("zarr.json", "c/0")}
-    assert files == {"zarr.json", "d/zarr.json", *arrays}
