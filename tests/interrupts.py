@@ -112,6 +112,21 @@ def rename(td: Any) -> None:
     td.rename_key_("a", "z")
 
 
+def delete(td: Any) -> None:
+    """Remove an entry."""
+    td.del_("a")
+
+
+def shrink(td: Any) -> None:
+    """Keep the first two rows."""
+    td.resize_(2)
+
+
+def update(td: Any) -> None:
+    """Write several entries in place."""
+    td.update_({"a": torch.full((4, 3), 9.0), "n": {"b": torch.full((4,), 9)}})
+
+
 def shown(td: Any) -> dict[Any, list[Any]]:
     """Return all columns, of one length."""
     columns = {key: list(td[key]) if key == "t" else td[key].tolist() for key in td.keys(True, True)}
@@ -122,8 +137,8 @@ def shown(td: Any) -> dict[Any, list[Any]]:
 def sweep(make: Callable[[], str], change: Callable[[Any], object], within: set[str]) -> int:
     """Interrupt a change at about 40 places in some functions; return how many there are.
 
-    The change is done or not done, for the program that goes on and writes, and for the one that opens the dataset
-    next.
+    The change is done or not done, for the program that goes on and writes (after every other interrupt) or closes,
+    and for the one that opens the dataset next.
 
     Args:
         make: makes the dataset anew, and returns where it is.
@@ -134,13 +149,15 @@ def sweep(make: Callable[[], str], change: Callable[[Any], object], within: set[
         states = [shown(td)]
         places = interrupted(partial(change, td), sys.maxsize, within)
         states.append(shown(td))
+    writes = False
     for number in range(1, places + 1, -(-places // 40)):
         place = make()
         with tdstore.open(place, "r+") as td:
             assert interrupted(partial(change, td), number, within) == number
             assert shown(td) in states, number
-            td.append(td[:1].clone())
-            td["later"] = torch.arange(len(td))
+            if writes := not writes:
+                td.append(td[:1].clone())
+                td["later"] = torch.arange(len(td))
             now = shown(td)
         with tdstore.open(place, "r+") as td:
             assert shown(td) == now, number

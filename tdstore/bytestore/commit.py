@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -20,6 +20,7 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.storekit.documents import MAX_FILE_BYTES, NAME
+from tdstore.threads import without_interrupts
 
 ATTEMPTS = 3
 LONG_UPLOAD = 3600.0
@@ -127,7 +128,9 @@ class Publisher:
                 "that uses obstore has none either: use spawn or forkserver",
             )
 
-    def publish(self, data: bytes, generation: str, names: Iterable[str], expired: Sequence[str]) -> None:
+    def publish(
+        self, data: bytes, generation: str, names: Iterable[str], expired: Sequence[str], adopt: Callable[[], None]
+    ) -> None:
         """Make this manifest the present one.
 
         Args:
@@ -135,6 +138,7 @@ class Publisher:
             generation: its generation.
             names: the objects that it names.
             expired: objects of old generations to be removed afterwards.
+            adopt: called as soon as the manifest is known to be the present one, after an interrupt, too.
 
         Raises:
             ConflictError: another writer committed since the store was opened; nothing was published.
@@ -143,21 +147,39 @@ class Publisher:
         """
         self.check_can_commit()
         self._check_objects()
-        self._put(data, generation)
         used = set(names)
-        gone = [name for name in self.mine if name not in used]
-        self.mine.clear()
-        if gone or expired:
-            self.remove([*gone, *expired])
+        gone = [*(name for name in self.mine if name not in used), *expired]
+        self._put(data, generation, adopt)
+        if gone:
+            self.remove(gone)
 
-    def _put(self, data: bytes, generation: str) -> None:
+    def _put(self, data: bytes, generation: str, adopt: Callable[[], None]) -> None:
         conditional = self.engine.conditional()
         tried, self._tried = self._tried, {**self._tried, generation: data[:SEAL_BYTES]}
-        self._attempt(data, generation, conditional, tried)
+        try:
+            self._confirm(self._attempt(data, generation, conditional, tried), adopt)
+        except BaseException as error:
+            if not isinstance(error, Exception) and generation in self._tried:
+                self._look_for(generation, adopt)
+            raise
+
+    @without_interrupts
+    def _confirm(self, now: ManifestState, adopt: Callable[[], None]) -> None:
+        """Take a manifest of this writer for the present one: the objects that it names are no longer uncommitted."""
+        self.seen = now
         self._tried = {}
         self.unconfirmed = False
+        self.mine.clear()
+        adopt()
 
-    def _attempt(self, data: bytes, generation: str, conditional: bool, tried: Mapping[str, bytes]) -> None:
+    def _look_for(self, generation: str, adopt: Callable[[], None]) -> None:
+        """Find out, after an interrupt, whether a manifest was put. If not, it may arrive yet."""
+        self.unconfirmed = True
+        with suppress(StoreError):
+            if (now := self.look()).generation == generation:
+                self._confirm(now, adopt)
+
+    def _attempt(self, data: bytes, generation: str, conditional: bool, tried: Mapping[str, bytes]) -> ManifestState:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 if not conditional:
@@ -167,16 +189,14 @@ class Publisher:
                     tag = self.engine.put(NAME, data, if_match=self._tag())
                 else:
                     tag = self.engine.put(NAME, data, if_absent=True)
-                self.seen = ManifestState(True, generation, tag, data[:SEAL_BYTES])
-                return
+                return ManifestState(True, generation, tag, data[:SEAL_BYTES])
             except MaintenanceError:
                 raise
             except ConflictError as error:
                 # Perhaps our own put arrived, its answer was lost, and the engine tried again.
                 now = self.look()
                 if now.generation == generation:
-                    self.seen = now
-                    return
+                    return now
                 if now.generation is not None and now.generation in tried and attempt < ATTEMPTS:
                     self._check_seal(now, tried[now.generation])
                     self.seen = now  # an earlier commit of this writer, which was believed lost
@@ -195,11 +215,11 @@ class Publisher:
                     self.unconfirmed = True
                     raise self._unknown(error) from second
                 if now.generation == generation:
-                    self.seen = now
-                    return
+                    return now
                 self._compare(now, tried)
                 if attempt == ATTEMPTS:
                     raise
+        raise AssertionError("unreachable")
 
     def look(self) -> ManifestState:
         """Fetch the present manifest and return its generation and tag."""

@@ -10,12 +10,20 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from tdstore.bytestore.commit import MaintenanceError, Publisher, fetch_manifest, generation_of, state_of
+from tdstore.bytestore.commit import (
+    MaintenanceError,
+    ManifestState,
+    Publisher,
+    fetch_manifest,
+    generation_of,
+    state_of,
+)
 from tdstore.bytestore.directory import DIRECTORY_HINT, UploadedDirectory
 from tdstore.bytestore.manifest import (
     MAX_GRAIN,
@@ -45,6 +53,7 @@ from tdstore.header import Header
 from tdstore.index.ranges import Ints, distinct
 from tdstore.store import Cap
 from tdstore.storekit import CheckedStore, WriterState, commit_for_readers, end_writer, refusals
+from tdstore.threads import without_interrupts
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Version, Write, path_text
 
 Reopen = tuple[Any, dict[str, Any]]
@@ -182,8 +191,11 @@ class ByteStore(CheckedStore[Leaf]):
         # What is put before this returns need not be copied. Two writes of a leaf may overlap: the later one copies.
         borrow = size >= self._limits.buffer_bytes and len(before) == len(wanted)
         try:
-            for _, w in wanted:
-                self._buffer_value(view, w, borrow=borrow)
+            if fits:
+                self._buffer_in_memory(view, wanted)
+            else:
+                for _, w in wanted:
+                    self._buffer_value(view, w, borrow=borrow)
             if borrow:
                 self._flush_buffer(view)
         except BaseException:
@@ -193,6 +205,12 @@ class ByteStore(CheckedStore[Leaf]):
                         view.replace(path, leaf)
                     self._buffer.clear()
             raise
+
+    @without_interrupts
+    def _buffer_in_memory(self, view: View, wanted: Sequence[tuple[Leaf, Write]]) -> None:
+        """Buffer values that fit: rows that are in memory already are overwritten there."""
+        for _, w in wanted:
+            self._buffer_value(view, w, borrow=False)
 
     def _buffer_value(self, view: View, w: Write, *, borrow: bool) -> None:
         """Buffer a value; a large one in portions, each of which is put as new objects."""
@@ -290,11 +308,16 @@ class ByteStore(CheckedStore[Leaf]):
         check_table(table, self._limits.max_bytes, self.url)
         fresh = View(self.engine, self.url, table, document.header, check=view.check, nbytes=len(data), wary=view.wary)
         fresh.memory = self._buffer.pieces
-        self._publisher.seen = state_of(blob)
-        self._before, self._view = document, fresh
-        self._uncommitted = Uncommitted(table.leaves)
-        self._conflict = None
+        self._move_to(fresh, document, state_of(blob))
         return True
+
+    @without_interrupts
+    def _move_to(self, view: View, document: Document, state: ManifestState) -> None:
+        """Take the commit of another writer for the last one: a later commit replaces what `seen` says."""
+        self._publisher.seen = state
+        self._before, self._view = document, view
+        self._uncommitted = Uncommitted(view.table.leaves)
+        self._conflict = None
 
     # -- versions ------------------------------------------------------------------------
     def save_version(self, header: Header, message: str) -> Version:
@@ -448,9 +471,10 @@ class ByteStore(CheckedStore[Leaf]):
             if message is not None:
                 document = with_version(document, message, now=time.time())
             data = encode_objects(document, url=self.url)
+            adopt = partial(self._adopt, view, document, view.table.compacted(document, which), header, len(data))
             try:
-                self._publisher.publish(data, document.generation, names, expired)
-                break
+                self._publisher.publish(data, document.generation, names, expired, adopt)
+                return
             except MaintenanceError:
                 try:
                     before = decode_objects(self._publisher.rebase(), url=self.url)
@@ -460,17 +484,18 @@ class ByteStore(CheckedStore[Leaf]):
             except ConflictError as error:
                 self._conflict = error
                 raise
-        else:
-            raise ConflictError(
-                f"{self.url} cannot be committed: its list of versions is changed again and again; nothing of this "
-                "writer was published",
-                url=self.url,
-                hint="commit once more",
-            )
-        view.header, view.nbytes = header, len(data)
-        view.compact(document, which)
+        raise ConflictError(
+            f"{self.url} cannot be committed: its list of versions is changed again and again; nothing of this "
+            "writer was published",
+            url=self.url,
+            hint="commit once more",
+        )
+
+    def _adopt(self, view: View, document: Document, table: Table, header: Header, nbytes: int) -> None:
+        """Take a published manifest for the last commit, and drop objects and pieces that it does not need."""
+        view.adopt(table, header, nbytes)
         self._before, self._committed = document, True
-        self._uncommitted = Uncommitted(view.table.leaves)
+        self._uncommitted = Uncommitted(table.leaves)
 
     def _tidy(self, view: View) -> None:
         for path, leaf in list(view.table.leaves.items()):

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.bytestore.manifest import Document
 from tdstore.bytestore.read import Check, Fetcher, Rounds, Want, drive, written_bytes
 from tdstore.bytestore.table import Bytes, Leaf, Table, stored_bytes
 from tdstore.dtypes import repair_bools
@@ -114,11 +113,10 @@ class View:
         if cached is not None:
             self._cached_bytes -= cached.nbytes
 
-    def compact(self, document: Document, which: list[int]) -> None:
-        """Adopt the table of this generation: drop objects, pieces and caches that it does not need."""
-        table = self.table.compacted(document, which)
+    def adopt(self, table: Table, header: Header, nbytes: int) -> None:
+        """Take the table of a new generation with the same leaves, its header, and the bytes of its manifest."""
         with self.guard:
-            self.table = table
+            self.table, self.header, self.nbytes = table, header, nbytes
 
     # -- reading -------------------------------------------------------------------------
     def read(self, reads: Found) -> list[Tensor]:

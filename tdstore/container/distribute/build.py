@@ -266,7 +266,7 @@ def _publish(engine: Engine, location: str, count: int) -> None:
         whole = join_documents(engine, list(threads.map(part, range(count))), location)
     names = [record.name for record in whole.objects]
     publisher = Publisher(engine, location, NOTHING_THERE, single_writer=not engine.conditional(), keep_old=0)
-    publisher.publish(encode_objects(whole, url=location), whole.generation, names, ())
+    publisher.publish(encode_objects(whole, url=location), whole.generation, names, (), lambda: None)
 
 
 def _check_rows(rows: Any, number: int, location: str) -> None:
