@@ -14,7 +14,7 @@ from torch import Tensor
 from tdstore.builtin.memmap.layout import Layout
 from tdstore.builtin.resident import MappedStore, put
 from tdstore.builtin.tdz.reading import LeafEntry, Member, load_member
-from tdstore.builtin.tdz.writing import ArchiveFiles, new_file, new_info
+from tdstore.builtin.tdz.writing import ArchiveFiles, new_info
 from tdstore.builtin.tdz.written_sums import add_crcs
 from tdstore.builtin.tensorbytes import memory_of, write_tensor
 from tdstore.builtin.window import Window
@@ -201,10 +201,9 @@ class TdzLeaves(MappedStore[LeafEntry]):
 
     def _make(self, path: Path, spec: LeafSpec) -> LeafEntry:
         """Give a new leaf its place in the archive that is being built; it reads as zeros once `_extend` was called."""
-        hold = self._open
-        if hold.new < 0:
-            hold.new, hold.temp = new_file(hold.folder)
-            self._at = self._end
+        self._changed = True
+        if self._open.new < 0:
+            self._begin_file()
         leaf = LeafEntry(path, spec.shape, spec.dtype, spec.fill_value, self._layout.file(path))
         if leaf.nbytes:
             leaf.info, leaf.start = new_info("/".join(leaf.file), leaf.nbytes, self._at)
@@ -212,8 +211,12 @@ class TdzLeaves(MappedStore[LeafEntry]):
             leaf.building = True
         self._entries.pop(path, None)
         self._entries[path] = leaf
-        self._changed = True
         return leaf
+
+    def _begin_file(self) -> None:
+        """Begin a new archive, with room for the bytes of the present one."""
+        self._at = self._end
+        self._open.begin()
 
     def _extend(self) -> None:
         """Lengthen the archive that is being built by what `_make` gave."""
@@ -276,12 +279,13 @@ class TdzLeaves(MappedStore[LeafEntry]):
         return True
 
     def _delete(self, paths: Sequence[Path]) -> None:
+        self._changed = True
         for path in paths:
             del self._entries[path]
-        self._changed = True
 
     def _rename(self, moves: Mapping[Path, Path]) -> None:
         moved = {new: self._entries[old] for old, new in moves.items() if old != new}
+        self._changed = self._changed or bool(moved)
         for leaf in moved.values():
             self._entries.pop(leaf.path, None)
         with files.io_errors(self.url, "renaming"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, get_args
@@ -34,7 +34,6 @@ from tdstore.builtin.tdz.writing import (
     descriptions,
     finish,
     finish_packed,
-    new_file,
     patch_local,
 )
 from tdstore.builtin.window import Window
@@ -50,6 +49,7 @@ from tdstore.storekit import WriterState, check_choices, end_writer, files, refu
 from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.publish import take_mode
 from tdstore.storekit.session import LOCK_TIMEOUT
+from tdstore.threads import without_interrupts
 from tdstore.types import MODES, Durable, Fault, Mode, Path, Verify, path_text
 
 _LOOKED_AT = 1 << 30
@@ -264,15 +264,20 @@ class TdzStore(TdzLeaves):
                 for leaf in written:
                     self._compare_before(leaf)
             end = self._build(header, leaves, written)
-            self._swap_in(current=hold.fd >= 0)
+            self._swap_in(partial(self._adopt, header, end), current=hold.fd >= 0)
         except BaseException:
-            for leaf, crc, sums in before:
-                leaf.crc, leaf.sums = crc, sums
-                if leaf.info is not None and crc is not None:
-                    leaf.info.CRC = crc
-            if not any(leaf.building for leaf in leaves):
-                hold.drop_unfinished()  # it takes room, and is soon built again
+            if hold.new >= 0:  # else it is published
+                for leaf, crc, sums in before:
+                    leaf.crc, leaf.sums = crc, sums
+                    if leaf.info is not None and crc is not None:
+                        leaf.info.CRC = crc
+                if not any(leaf.building for leaf in leaves):
+                    hold.drop_unfinished()  # it takes room, and is soon built again
             raise
+
+    def _adopt(self, header: Header, end: int) -> None:
+        """Hold the published archive instead of the one before."""
+        hold = self._open
         for window in self._windows:
             window.move_to(hold.new)
         if hold.fd >= 0:
@@ -284,8 +289,7 @@ class TdzStore(TdzLeaves):
         """Build the whole new file; returns where its directory begins."""
         hold = self._open
         if hold.new < 0:
-            hold.new, hold.temp = new_file(hold.folder)
-            self._at = self._end
+            self._begin_file()
         if hold.fd >= 0:
             self._check_current()
             copy_head(hold.fd, hold.new, self._end)
@@ -328,18 +332,24 @@ class TdzStore(TdzLeaves):
         """Commit for the first time with compression: the data is then read-only, from the uncompressed copy."""
         hold, leaves = self._open, list(self._entries.values())
         if hold.new < 0:
-            hold.new, hold.temp = new_file(hold.folder)
+            self._begin_file()
         source, scratch = hold.new, hold.temp
         self._take_sums(source, leaves)
-        hold.new, hold.temp = new_file(hold.folder)
         try:
+            hold.begin()
             small_files = descriptions(header, leaves, self._layout, self.url)
             finish_packed(hold.new, leaves, small_files, source, self._method, self._level)
-            self._swap_in(current=False)
+            self._swap_in(partial(self._adopt_packed, header, source, scratch), current=False)
         except BaseException:
-            hold.drop_unfinished()
-            hold.new, hold.temp = source, scratch
+            if hold.fd < 0:  # else it is published
+                if hold.new != source:
+                    hold.drop_unfinished()
+                hold.new, hold.temp = source, scratch
             raise
+
+    def _adopt_packed(self, header: Header, source: int, scratch: str | None) -> None:
+        """Hold the uncompressed copy of the published archive."""
+        hold = self._open
         os.close(hold.new)
         if scratch is not None:
             files.unlink_if_there(scratch, hold.folder)
@@ -349,26 +359,37 @@ class TdzStore(TdzLeaves):
         self._settle(header, self._at, "r")
         self.writable = False
 
-    def _swap_in(self, *, current: bool) -> None:
-        """Rename the new file to the name of the archive, in the place of the one that this store holds, or of any."""
+    def _swap_in(self, adopt: Callable[[], None], *, current: bool) -> None:
+        """Rename the new file to the name of the archive, in the place of the one that this store holds, or of any.
+
+        Args:
+            adopt: what the store does then, before Ctrl-C is noticed: it holds the new archive, or the old one.
+            current: whether it holds one.
+        """
         hold = self._open
-        assert hold.temp is not None
         if self._sync:
             files.fsync(hold.new)
         # Two writers that commit at once: the second one looks when the first is through.
         with self._place_locked():
             if current:
                 self._check_current()
-            if self._mode == "x":
-                files.link(hold.temp, hold.folder, self._name, hold.folder)
-                files.unlink(hold.temp, hold.folder)
-            else:
-                take_mode(hold.new, self._name, hold.folder)
-                files.rename(hold.temp, hold.folder, self._name, hold.folder)
-        hold.made.clear()
-        files.unlock(hold.new)
+            self._rename_in(adopt)
         if self._sync:
             files.fsync(hold.folder)
+
+    @without_interrupts
+    def _rename_in(self, adopt: Callable[[], None]) -> None:
+        hold = self._open
+        assert hold.temp is not None
+        if self._mode == "x":
+            files.link(hold.temp, hold.folder, self._name, hold.folder)
+            files.unlink(hold.temp, hold.folder)
+        else:
+            take_mode(hold.new, self._name, hold.folder)
+            files.rename(hold.temp, hold.folder, self._name, hold.folder)
+        hold.made.clear()
+        files.unlock(hold.new)
+        adopt()
 
     @contextmanager
     def _place_locked(self) -> Iterator[None]:

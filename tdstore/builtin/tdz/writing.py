@@ -22,6 +22,7 @@ from tdstore.storekit import documents, files
 from tdstore.storekit.checksums import BLOCK, next_data
 from tdstore.storekit.publish import leftovers
 from tdstore.storekit.session import FileParts
+from tdstore.threads import without_interrupts
 
 ALIGN = 64
 _BLOCK_ID = b"td"
@@ -96,6 +97,12 @@ class ArchiveFiles:
         self.made: list[str] = []
         """Folders that were made on the way to an archive that is not published yet."""
 
+    @without_interrupts
+    def begin(self) -> None:
+        """Make the file of a new archive. Nobody else removes it, not even this process, while it is open."""
+        self.new, self.temp = new_file(self.folder)
+
+    @without_interrupts
     def drop_unfinished(self) -> None:
         """Remove the unfinished file."""
         if self.temp is not None:

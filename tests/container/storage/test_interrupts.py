@@ -65,6 +65,26 @@ def test_an_interrupted_change_of_objects_happened_or_did_not(change: Callable[[
     assert interrupts.sweep(remade("objects", tmp_path), change, OBJECTS) > 20
 
 
+ARCHIVES = {
+    "_adopt",
+    "_delete",
+    "_make",
+    "_place_locked",
+    "_publish",
+    "_rename",
+    "_settle",
+    "_swap_in",
+    "drop_unfinished",
+}
+
+
+@pytest.mark.parametrize("change", [interrupts.add, interrupts.delete, interrupts.rename, interrupts.replace])
+def test_an_interrupted_change_of_an_archive_happened_or_did_not(change: Callable[[Any], None], tmp_path: Path) -> None:
+    """The archive that was swapped in must be the one that the program goes on with."""
+    assert interrupts.sweep(remade("tdz", tmp_path), change, ARCHIVES) > 20
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
 def test_an_interrupted_write_of_chunks_happened_or_did_not(tmp_path: Path) -> None:
     within = {"end", "write"}
     assert interrupts.sweep(remade("zarr", tmp_path), interrupts.fill, within) > 20
