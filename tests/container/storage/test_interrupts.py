@@ -85,6 +85,11 @@ def test_an_interrupted_change_of_an_archive_happened_or_did_not(change: Callabl
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_interrupted_writes_of_several_entries_happened_or_did_not(tmp_path: Path) -> None:
+    """Rows that come back must not have the checksums of those that were to replace them."""
+    assert interrupts.sweep(remade("h5", tmp_path), interrupts.update, {"_put", "know", "write_rows"}) > 20
+
+
 def test_an_interrupted_write_of_chunks_happened_or_did_not(tmp_path: Path) -> None:
     within = {"end", "write"}
     assert interrupts.sweep(remade("zarr", tmp_path), interrupts.fill, within) > 20

@@ -192,8 +192,8 @@ class Sums:
         if not block.crcs:
             return
         if path not in self._own:
-            self._own.add(path)
             self.leaves[path] = LeafSums(self.leaves[path].grain, self.leaves[path].crcs.copy())
+            self._own.add(path)
         self.leaves[path].crcs[grains] = block.crcs
         self._mask(path, spec)[grains] = False
         self._fine.setdefault(path, np.zeros(len(self.leaves[path].crcs), np.bool_))[grains] = True

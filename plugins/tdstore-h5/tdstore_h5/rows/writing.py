@@ -82,7 +82,7 @@ def write_rows(session: Session, writes: Sequence[Rows]) -> None:
     pending = session.pending
     undo, moment = _remember(session, plain)
     try:
-        _put(session, plain, others)
+        written = _put(session, plain, others)
     except BaseException as error:
         _put_back(session, undo, moment, error)
         if others and not (pending or session.structure or handle.temporary):
@@ -91,9 +91,12 @@ def write_rows(session: Session, writes: Sequence[Rows]) -> None:
     finally:
         if undo is not session.undo:
             undo.forget()
+    for w, block in written:  # once nothing, not even Ctrl-C, has old rows come back
+        session.sums.know(w.path, w.leaf.spec, block)
 
 
-def _put(session: Session, plain: Sequence[Rows], others: Sequence[Rows]) -> None:
+def _put(session: Session, plain: Sequence[Rows], others: Sequence[Rows]) -> list[tuple[Rows, BlockSums]]:
+    """Write rows; return those whose checksums were computed on the way."""
     handle, sums = session.handle, session.sums
     written: list[tuple[Rows, BlockSums]] = []
     distinct = len(set(map(_path_of, plain))) == len(plain)  # else one may change a grain that another one filled
@@ -116,8 +119,7 @@ def _put(session: Session, plain: Sequence[Rows], others: Sequence[Rows]) -> Non
         handle.unflushed = session.pending = True
         with handle.writing(f"writing {path_text(w.path)}"):
             _through_hdf5(session, w)
-    for w, block in written:  # once nothing can fail: until then old rows may come back
-        sums.know(w.path, w.leaf.spec, block)
+    return written
 
 
 def _through_hdf5(session: Session, w: Rows) -> None:
