@@ -156,8 +156,7 @@ class Session(Contents):
                     bridge.write(self.place.engine, leaf, index, array, self.url)
             self.buffers.write(steps, fits=fits)
             done = True  # from here on an interrupt takes nothing back
-            self.buffers.before, self.buffers.replaced = {}, []
-            self.engine.end(keep=True)
+            self._end_write((), keep=True)
         except BaseException:
             self._end_write(bridged.values(), keep=done)
             raise

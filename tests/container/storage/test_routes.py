@@ -30,7 +30,7 @@ MOST = {
     ("h5", "write"): 132,
     ("h5", "save"): 588,  # 586 by itself, as zarr's
     ("h5", "open"): 199,
-    ("zarr", "write"): 125,
+    ("zarr", "write"): 127,
     ("zarr", "save"): 1002,  # 988 by itself, a few more in whole runs, after other tests
     ("zarr", "open"): 357,
 }
