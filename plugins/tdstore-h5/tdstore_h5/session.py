@@ -316,7 +316,8 @@ class Session:
                 leaf.spec, leaf.stored = new, dataset.id.get_storage_size()
             else:
                 self._remake(path, leaf, new, self._layout_to(path, leaf, new, dataset))
-        self.sums.resize(path, old, new)
+        last = new.nbytes - new.dtype.itemsize
+        self.sums.resize(path, old, new, lambda: self.read_bytes(path, last, new.nbytes).tobytes())
 
     def _layout_to(self, path: Path, leaf: Leaf, new: LeafSpec, dataset: h5py.Dataset | None) -> dict[str, Any]:
         """Return layout options for a leaf of another length: it may grow again, and needs chunks for that."""

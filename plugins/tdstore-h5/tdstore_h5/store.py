@@ -46,7 +46,7 @@ from tdstore_h5.file.tree import Leaf
 from tdstore_h5.foreign import foreign_header
 from tdstore_h5.remote.store import RemoteH5Store, is_url, open_remote_h5
 from tdstore_h5.rows import chunked
-from tdstore_h5.rows.checksums import BlockSums, constant_sums
+from tdstore_h5.rows.checksums import BlockSums, constant_sums, grain_of
 from tdstore_h5.rows.contiguous import Bytes, Ints, blocks_of
 from tdstore_h5.rows.writing import Rows, compare_before, write_rows
 from tdstore_h5.session import Session
@@ -327,7 +327,7 @@ class H5Store(CheckedStore[Stored]):
             with session.handle.writing(f"creating {path_text(path)}"):
                 leaf = datasets.make(session.handle, session.raw, path, name, spec, layout, walker)
             session.add(path, leaf)
-            session.sums.put(path, constant_sums(spec, fill_pattern(spec, self.url)))
+            session.sums.put(path, constant_sums(spec, fill_pattern(spec, self.url), grain_of(spec)))
 
     def _read(self, wanted: Sequence[tuple[Stored, Read]]) -> list[Tensor]:
         index = wanted[0][1].index if wanted else ()

@@ -36,15 +36,23 @@ def rows(first: int, last: int) -> tuple[slice]:
     return (slice(first, last, 1),)
 
 
-def test_a_commit_does_not_read_what_was_written(tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[tuple[int, int]] = []
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The bytes of leaves that were read for checksums."""
+    found: list[tuple[int, int]] = []
     whole = Session.read_bytes
 
     def counted(session: Session, path: Any, start: int, stop: int) -> Any:
-        read.append((start, stop))
+        found.append((start, stop))
         return whole(session, path, start, stop)
 
     monkeypatch.setattr(Session, "read_bytes", counted)
+    return found
+
+
+def test_a_commit_does_not_read_what_was_written(
+    tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch, read: list[tuple[int, int]]
+) -> None:
     values = made(tmp_path / "a.h5", a=VALUE, b=torch.arange(7.0))
     assert read == []
     with open_h5(tmp_path / "a.h5", mode="r+", durable="none", verify="none") as store:
@@ -59,6 +67,43 @@ def test_a_commit_does_not_read_what_was_written(tmp_path: FsPath, monkeypatch: 
     found = load(tmp_path / "a.h5", verify="full")
     assert torch.equal(found["a",][9:], VALUE[9:])
     assert torch.equal(found["a",][3, 10:20], VALUE[0, :10])
+
+
+@pytest.mark.parametrize("layout", [{}, {"chunks": 2, "maxshape": True}, {"chunks": 2, "compression": "gzip"}])
+@pytest.mark.parametrize("fill", [0, -0.0, 2.5, float("nan")])
+def test_a_commit_does_not_read_rows_that_were_never_written(
+    tmp_path: FsPath, layout: dict[str, Any], fill: float, read: list[tuple[int, int]]
+) -> None:
+    place, value = tmp_path / "a.h5", VALUE[:4].float()
+    with open_h5(place, mode="w", durable="none", **layout) as store:
+        store.create({("a",): LeafSpec((3, WIDE), "float32", fill_value=fill)})
+        store.write([Write(("a",), rows(0, 3), value[:3])])
+        store.save_header(header_of({("a",): value}))
+    read.clear()
+    row = 4 * WIDE
+    with open_h5(place, mode="r+", durable="none") as store:
+        store.resize({("a",): 64})
+        store.write([Write(("a",), rows(40, 41), value[3:])])
+        store.save_header(header_of({("a",): value.expand(16, 4, WIDE).reshape(64, WIDE)}))
+    assert (64 * row - 4, 64 * row) in read, "the fill value"
+    assert sum(stop - start for start, stop in read) <= 3 * row, "of 64"
+    found = load(place, verify="full")["a",]
+    assert torch.equal(found[[0, 1, 2, 40]], value)
+    rest = torch.cat([found[3:40], found[41:]])
+    assert torch.equal(rest.view(torch.int32), torch.full_like(rest, fill).view(torch.int32))
+
+
+def test_a_leaf_of_four_billion_rows_is_not_read_by_its_commit(tmp_path: FsPath, read: list[tuple[int, int]]) -> None:
+    place, count = tmp_path / "a.h5", 2**32
+    with open_h5(place, mode="w", durable="none", chunks=2**20, maxshape=True) as store:
+        store.create({("a",): LeafSpec((2**20,), "uint8")})
+        store.write([Write(("a",), (), torch.full((2**20,), 7, dtype=torch.uint8))])
+        store.resize({("a",): count})
+        store.save_header(header_of({("a",): torch.zeros(1, dtype=torch.uint8).expand(count)}))
+    assert sum(stop - start for start, stop in read) < 4 << 20
+    with open_h5(place) as store:
+        first, last = (store.read([Read(("a",), rows(at, at + 1))])[0] for at in (2**20 - 1, count - 1))
+        assert (int(first), int(last)) == (7, 0)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -188,7 +188,7 @@ class Walker:
         if offset is not None and stored != spec.nbytes:
             raise self._corrupt(path, f"has {stored} stored bytes, its shape needs {spec.nbytes}")
         if plist.fill_value_defined() == h5d.FILL_VALUE_USER_DEFINED:
-            spec = spec.replace(fill_value=_fill_value(plist, dtype, torch_dtype) or 0)
+            spec = spec.replace(fill_value=_fill_value(plist, dtype, torch_dtype))
         if plist.get_layout() == h5d.CHUNKED:
             spec = spec.replace(chunks=tuple(plist.get_chunk()))  # so that a copy can move whole chunks
         return Leaf(name, spec, offset, plain, stored)
@@ -271,6 +271,8 @@ def _address(group: h5g.GroupID) -> Any:
 def _fill_value(plist: Any, dtype: np.dtype[Any], torch_dtype: torch.dtype) -> Any:
     value = np.zeros((), dtype)
     plist.get_fill_value(value)
+    if not any(value.tobytes()):  # -0.0 has a bit
+        return 0
     if not is_bit_pattern(torch_dtype):
         return value.item()
     bits = torch.from_numpy(value.reshape(1).astype(dtype.newbyteorder("=")))

@@ -20,6 +20,7 @@ from tdstore_h5.rows.contiguous import Bytes, Ints
 LOOKED_AT = 32 << 20
 """Grains of up to so many bytes are compared in a mapping, where they count as memory of the process."""
 ReadBytes = Callable[[Path, int, int], Bytes]
+_MANY = 8
 Crcs = np.ndarray[Any, np.dtype[np.uint32]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -65,9 +66,8 @@ def count_of(spec: LeafSpec, grain: int) -> int:
     return -(-spec.nbytes // grain)
 
 
-def constant_sums(spec: LeafSpec, pattern: bytes) -> LeafSums:
+def constant_sums(spec: LeafSpec, pattern: bytes, grain: int) -> LeafSums:
     """Return the checksums of a leaf that repeats one element's bytes."""
-    grain = grain_of(spec)
     crcs = np.full(count_of(spec, grain), crc32c(pattern * (min(grain, spec.nbytes) // len(pattern))), np.uint32)
     if rest := spec.nbytes % grain:
         crcs[-1] = crc32c(pattern * (rest // len(pattern)))
@@ -198,19 +198,29 @@ class Sums:
         self._mask(path, spec)[grains] = False
         self._fine.setdefault(path, np.zeros(len(self.leaves[path].crcs), np.bool_))[grains] = True
 
-    def resize(self, path: Path, old: LeafSpec, new: LeafSpec) -> None:
-        """Record a new length of a leaf: checksums after the common part are stale."""
+    def resize(self, path: Path, old: LeafSpec, new: LeafSpec, fill: Callable[[], bytes]) -> None:
+        """Record a new length of a leaf: checksums after the common part are stale, or those of rows never written.
+
+        Args:
+            path: the leaf.
+            old, new: its specs.
+            fill: returns the bytes of an element that was never written.
+        """
         before = self.leaves.get(path)
-        if before is None or count_of(new, before.grain) > 4 * MOST:
+        if before is None:
             self.touch_all(path, new)
             return
-        keep = min(old.nbytes, new.nbytes) // before.grain
-        mask = self._mask(path, old)
-        count = count_of(new, before.grain)
+        anew = count_of(new, before.grain) > 4 * MOST
+        grain = grain_of(new) if anew else before.grain
+        count, common = count_of(new, grain), min(old.nbytes, new.nbytes)
+        keep, first = 0 if anew else common // grain, count_of(old, grain)
         crcs, stale = np.zeros(count, np.uint32), np.ones(count, np.bool_)
         crcs[:keep] = before.crcs[:keep]
-        stale[:keep] = mask[:keep]
-        self.put(path, LeafSums(before.grain, crcs))
+        stale[:keep] = self._mask(path, old)[:keep]
+        if count - first > _MANY:  # else reading them is as fast
+            crcs[first:] = constant_sums(new, fill(), grain).crcs[first:]
+            stale[first:] = False
+        self.put(path, LeafSums(grain, crcs))
         self._stale[path] = stale
 
     def touch_all(self, path: Path, spec: LeafSpec) -> None:
