@@ -27,6 +27,8 @@ def parse_size(shape: tuple[Any, ...], named: Any, fill_value: Any) -> tuple[Any
         if len(shape) != (2 if named is None else 1):
             raise InvalidTypeError("full() needs a shape and a fill_value")
         *rest, fill_value = shape
+        if fill_value is None:
+            raise InvalidTypeError("full() needs a fill_value that is a number, not None")
         shape = tuple(rest)
     if named is not None:
         return named, fill_value

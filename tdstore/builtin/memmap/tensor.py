@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import stat
 import sys
@@ -15,10 +16,11 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from tdstore.arguments import as_device
+from tdstore.arguments import as_device, number_like
 from tdstore.builtin.mapping import map_fd
 from tdstore.builtin.memmap.sizes import as_rows, parse_size, shape_text, storage_size
 from tdstore.builtin.tensorbytes import write_tensor
+from tdstore.dtypes import as_dtype
 from tdstore.errors import (
     BatchSizeError,
     CorruptStoreError,
@@ -341,8 +343,8 @@ class MemoryMappedTensor(Tensor):
             existsok: replace an existing file.
 
         Raises:
-            InvalidTypeError: no size, or no fill value.
-            BatchSizeError: a negative size.
+            InvalidTypeError: no size, no fill value, or no dtype.
+            BatchSizeError: a negative size, or one beyond any tensor.
             StoreExistsError: the file exists.
 
         Example:
@@ -365,12 +367,14 @@ class MemoryMappedTensor(Tensor):
                 if isinstance(fill_value, complex)
                 else torch.get_default_dtype()
             )
+        dtype = as_dtype(dtype)
         name = None if filename is None else os.path.abspath(os.fspath(filename))
         size = torch.Size(sizes)
-        if any(n < 0 for n in size):
+        if any(n < 0 for n in size) or math.prod(size) * dtype.itemsize >= 2**63:
             raise BatchSizeError(f"{list(size)} is not the shape of a tensor")
         # Written to the file, not through the mapping: a full disk is an error, then.
-        source = torch.full((), fill_value, dtype=dtype, device="cpu").expand(size) if fill_value else None
+        number = number_like(fill_value, "fill_value", torch.empty(0, dtype=dtype, device="cpu"))
+        source = number.expand(size) if fill_value else None
         return cls._make(size, dtype, name, existsok=existsok, source=source)  # type: ignore[return-value]
 
     @classmethod

@@ -37,6 +37,8 @@ class ValueSpec(msgspec.Struct, frozen=True):
     """The value of the batch; None: one value per row, None until it is written."""
 
 
+_OFFSETS_OF_A_ROW = 16
+"""The bytes of a row of a jagged tensor, and of a value, that is empty."""
 SchemaEntry = LeafSpec | RaggedSpec | ValueSpec
 
 
@@ -115,6 +117,19 @@ def _ragged(path: Path, spec: RaggedSpec, batch: torch.Size) -> NestedForm:
         )
     dim = len(batch) + spec.row.index(-1)
     return NestedForm(torch.jagged, dim, [*batch[1:], *spec.row], spec.dtype)
+
+
+def check_sizes(entries: Mapping[Path, SchemaEntry], batch: torch.Size) -> None:
+    """Refuse entries with more bytes than a tensor can have.
+
+    Raises:
+        BatchSizeError: names the entry.
+    """
+    rows = math.prod(batch)
+    for path, entry in entries.items():
+        each = entry.nbytes if isinstance(entry, LeafSpec) else _OFFSETS_OF_A_ROW
+        if rows * each >= 2**63:
+            raise BatchSizeError(f"schema entry {path_text(path)}: no tensor has {rows} rows of {each} bytes")
 
 
 def allocation(entries: Mapping[Path, SchemaEntry], batch: torch.Size) -> Allocation:

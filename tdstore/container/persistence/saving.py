@@ -16,7 +16,7 @@ from tdstore.container.core.container import Container
 from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.one_buffer import consolidated_faults
 from tdstore.container.core.preallocation import mark_allocated
-from tdstore.container.functions.schema import SchemaEntry, allocation, flat_schema, in_memory_entry
+from tdstore.container.functions.schema import SchemaEntry, allocation, check_sizes, flat_schema, in_memory_entry
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import allocate, open_container, over, write
 from tdstore.container.values.codecs import pickling
@@ -275,6 +275,7 @@ class SavingMixin(Container):
         Raises:
             StoreExistsError: something is at the location, and `mode` is not "w".
             OptionError: any other mode, an option that the backend does not have, or any option in memory.
+            BatchSizeError: an entry would have more bytes than a tensor can have.
 
         Example:
             >>> td = TensorDict.from_schema({"obs": ((4,), "uint8"), ("next", "obs"): ((4,), "uint8")}, batch_size=[8])
@@ -288,6 +289,7 @@ class SavingMixin(Container):
         """
         batch = as_size(batch_size)
         entries = flat_schema(schema)
+        check_sizes(entries, batch)
         location = next((options.pop(n) for n in _LOCATION_NAMES if options.get(n) is not None), None)
         for name in _LOCATION_NAMES:
             options.pop(name, None)

@@ -13,7 +13,7 @@ import torch
 
 from tdstore.builtin.memmap.store import open_memmap
 from tdstore.builtin.memmap.tensor import MemoryMappedTensor as MMT
-from tdstore.errors import CorruptStoreError, StoreExistsError, StoreNotFoundError
+from tdstore.errors import BatchSizeError, CorruptStoreError, StoreExistsError, StoreNotFoundError
 from tests.builtin.memmap.support import OLD, load, save
 
 ON_DISK = True  # pages of the page cache
@@ -44,6 +44,18 @@ def test_constructors(tmp_path: FsPath) -> None:
         MMT.from_tensor(torch.zeros(3), shape=(4,))
     with pytest.raises(TypeError, match="sparse"):
         MMT.from_tensor(torch.eye(2).to_sparse())
+    for size, more, kind, text in (
+        ((2,), {"fill_value": "x"}, TypeError, "'x' is no tensor or number for fill_value"),
+        ((2,), {"fill_value": ""}, TypeError, "is no tensor or number for fill_value"),
+        ((2,), {"dtype": "x"}, TypeError, "unknown dtype 'x'"),
+        ((-2,), {}, BatchSizeError, "not the shape of a tensor"),
+        ((1 << 61, 2), {}, BatchSizeError, "not the shape of a tensor"),
+        ((10**30,), {}, BatchSizeError, "not the shape of a tensor"),
+    ):
+        with pytest.raises(kind, match=text):
+            MMT.full(size, **{"fill_value": 0, **more})
+    with pytest.raises(TypeError, match="a number, not None"):
+        MMT.full((2,), None)
 
 
 def test_existing_files(tmp_path: FsPath) -> None:

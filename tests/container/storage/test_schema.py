@@ -74,6 +74,16 @@ def test_bad_schemas_name_the_key(schema, says):
         TensorDict.from_schema(schema, batch_size=[2])
 
 
+@pytest.mark.parametrize("storage", [None, "memmap", "h5", "zarr", "tdz", "shared"])
+@pytest.mark.parametrize("rows", [1 << 61, 10**30])
+def test_more_rows_than_a_tensor_has_name_the_key(storage, rows, tmp_path):
+    more = {"location": tmp_path / "data"} if storage not in (None, "shared") else {}
+    for entry in (torch.float32, ((-1,), "int8"), str):
+        with pytest.raises(BatchSizeError, match="schema entry 'a': no tensor has"):
+            TensorDict.from_schema({"a": entry}, batch_size=[rows], storage=storage, **more)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("storage", ["memmap", "h5"])
 def test_an_existing_target_is_not_reused(storage, tmp_path):
     where = tmp_path / "data"
