@@ -173,6 +173,12 @@ class LeafFile:
             return True
         return bool(self.elders) and any(elder.written_to() for _, elder in self.elders)
 
+    def handed_out(self) -> list[LeafFile]:
+        """Return the mappings of its own file of which the caller has views: this one, and those before it grew."""
+        if self.packed or self.temp is not None:
+            return []
+        return [leaf for leaf in (self, *[elder for _, elder in self.elders]) if leaf.handed and leaf.probe is not None]
+
     def leading(self) -> Sums:
         """Return the checksums of the leading whole blocks that are covered."""
         if self.written_to():

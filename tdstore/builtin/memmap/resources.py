@@ -64,8 +64,6 @@ class Hold:
         """The store, which `end` closes if it is still there: at the end of the process."""
         self.lease: Callable[[], Lease | None] = _nothing
         """What the store and its tensors refer to."""
-        self._longer = False
-        """While checksums are updated: whether a file is longer than the manifest says."""
         self._scratch: tuple[int, str] | None = None
         self._commit_lock = -1
 
@@ -272,20 +270,14 @@ class Hold:
 
         They may outlive the session, and what they wrote after its checksums would look like damage.
         """
-        private = packed = False
         with files.Tree(self.root) as tree:
-            for leaf in self.files.values():
-                if leaf.packed:
-                    packed = packed or leaf.handed
-                    continue
-                if leaf.temp is None:
-                    for known in (leaf, *[elder for _, elder in leaf.elders]):
-                        if known.handed and known.probe is not None:
-                            _make_private(tree, leaf, known)
-                            private = True
-        if packed and self.pack is not None:
+            handed = [(leaf, mapping) for leaf in self.files.values() for mapping in leaf.handed_out()]
+            for leaf, mapping in handed:
+                _make_private(tree, leaf, mapping)
+        in_pack = self.pack is not None and any(leaf.packed and leaf.handed for leaf in self.files.values())
+        if self.pack is not None and in_pack:
             self.pack.make_private()
-        if (private or packed) and lifetime.ends_beside_threads():
+        if (handed or in_pack) and lifetime.ends_beside_threads():
             time.sleep(_IN_FLIGHT)  # operations that had begun are counted by torch when they end
 
     def unmark(self) -> None:
@@ -352,16 +344,19 @@ class Hold:
             Whether files are longer than the manifest says: a growth was not committed. They may be mapped, and
             cutting them could end the process with SIGBUS; the next writer does it.
         """
-        self._longer = any(map(attrgetter("grown"), self.files.values()))
+        is_longer = any(map(attrgetter("grown"), self.files.values()))
         try:
             raw = files.read_small(documents.NAME, self.root, MAX_MANIFEST)
         except FileNotFoundError:
-            return self._longer  # a directory of tensordict: it has no checksums
+            return is_longer  # a directory of tensordict: it has no checksums
         found, header = documents.decode_manifest(raw, url=self.url, checked=raw == self.raw)
         records, changed = [], raw.startswith(documents.LOGGED)
         with files.Tree(self.root) as tree:
             for record in found.leaves:
-                new = self._resealed(tree, record) if record.file and log.stale(record.path) else record
+                new = record
+                if record.file and log.stale(record.path):
+                    new, grew = self._resealed(tree, record)
+                    is_longer = is_longer or grew
                 changed = changed or new is not record
                 records.append(new)
         if raw.startswith(documents.LOGGED):
@@ -371,7 +366,7 @@ class Hold:
             files.replace_file(documents.NAME, self.root, data, sync=self.sync)
         if self.sync:
             files.fsync(self.root)
-        return self._longer
+        return is_longer
 
     def _write_meta(self, header: Header, records: Iterable[LeafRecord]) -> None:
         """Write the files of tensordict that the commits of a log left as they were."""
@@ -384,39 +379,48 @@ class Hold:
         wanted = meta_files(header, leaves, layout)
         write_meta_files(self.root, wanted, stored_meta_files(self.root, wanted), fresh=False)
 
-    def _resealed(self, tree: files.Tree, record: LeafRecord) -> LeafRecord:
+    def _resealed(self, tree: files.Tree, record: LeafRecord) -> tuple[LeafRecord, bool]:
+        """Return the record of a leaf with its checksums of now, and whether its file is longer than it says."""
         try:
             fd = tree.open(record.file)
         except OSError:
-            return record  # removed or replaced: the next opener compares with the old record
+            return record, False  # removed or replaced: the next opener compares with the old record
         try:
-            # That of another session, too, which ended before this one.
-            self._longer = self._longer or (record.offset < 0 and os.fstat(fd).st_size > record.nbytes)
             if record.offset >= 0:
+                is_longer = False
                 sums = sums_of_part(fd, record.nbytes, record.offset)
             else:
+                # By a growth of another session, too, which ended before this one.
+                is_longer = os.fstat(fd).st_size > record.nbytes
                 sums = sums_of_file(fd, record.nbytes, block=record.block)
             leaf = self.files.get(record.path)
             if sums == record.sums() or (leaf is not None and is_untouched(self.root, fd, leaf)):
-                return record  # else unchanged, and damaged: the old checksums show it
+                return record, is_longer  # else unchanged, and damaged: the old checksums show it
             if self.sync:
                 files.fsync(fd)
         except EOFError:
-            return record  # truncated by another program: the old record shows it
+            return record, False  # truncated by another program: the old record shows it
         finally:
             os.close(fd)
-        return leaf_record(
+        new = leaf_record(
             record.path, record.dtype, record.shape, record.nbytes, record.file, sums, record.fill, record.offset
         )
+        return new, is_longer
 
 
 def _nothing() -> None:
     """Stand for a weak reference to nothing."""
 
 
-def _make_private(tree: files.Tree, leaf: LeafFile, known: LeafFile) -> None:
-    """Make the mapping of a leaf private, or that from before it grew, unless the file is that of another leaf now."""
-    assert known.probe is not None
+def _make_private(tree: files.Tree, leaf: LeafFile, mapping: LeafFile) -> None:
+    """Make a mapping of a leaf private, unless the file is that of another leaf now.
+
+    Args:
+        tree: the folder.
+        leaf: the leaf.
+        mapping: the same, or the leaf before it grew.
+    """
+    assert mapping.probe is not None
     fd = leaf.fd
     if fd < 0:
         try:
@@ -424,8 +428,8 @@ def _make_private(tree: files.Tree, leaf: LeafFile, known: LeafFile) -> None:
         except OSError:
             return  # removed or replaced by another session: no commit contains it
     try:
-        if os.fstat(fd).st_ino == known.inode:
-            make_private(known.probe, fd)
+        if os.fstat(fd).st_ino == mapping.inode:
+            make_private(mapping.probe, fd)
     finally:
         if fd != leaf.fd:
             os.close(fd)
