@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -48,6 +49,8 @@ class Site:
         temp: the name of the temporary folder; "" once it is published.
     """
 
+    parent = -1
+
     def __init__(
         self,
         path: str,
@@ -64,7 +67,8 @@ class Site:
         folder = folder or "/"
         self.timeout = timeout
         self.temp = ""
-        self.parent = self.root = -1
+        self.root = -1
+        self._pid = os.getpid()
         self._prefix = f".{self.name.encode()[:_LONGEST].decode(errors='ignore')}.tdstore-"
         # Always the same for a target, and of no other one: it need not be looked for.
         self._aside = f"{self._prefix}{hashlib.blake2b(os.fsencode(self.name), digest_size=8).hexdigest()}-old"
@@ -245,7 +249,7 @@ class Site:
 
     def _published(self, sync: bool) -> None:
         self.temp = ""
-        self.keep_parents()
+        self._made.clear()  # as `keep_parents`, without a call
         if sync:
             files.fsync(self.parent)
 
@@ -270,6 +274,13 @@ class Site:
         self.root = self.parent = -1
         if self._made and not forked:
             files.remove_empty(self._made)
+
+    def __del__(
+        self, getpid: Callable[[], int] = os.getpid, is_finalizing: Callable[[], bool] = sys.is_finalizing
+    ) -> None:
+        # Ctrl-C may come before an owner has it, who would close it: nobody else may remove what is locked.
+        if self.parent >= 0 and getpid() == self._pid and not is_finalizing():
+            self.close()
 
     # -- beginning -------------------------------------------------------------------------
     def _make_temp(self) -> None:

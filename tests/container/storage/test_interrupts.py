@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import tdstore
+from tdstore import TensorDict
 from tests import interrupts
 
 COMMITS = {"_catch_up", "_commit", "_commit_root", "_follow", "_put_root", "_record", "_save", "_settle", "_settle_log"}
@@ -24,11 +26,11 @@ def _interrupts() -> Iterator[None]:
         yield
 
 
-def remade(kind: str, folder: Path) -> Callable[[], str]:
+def remade(kind: str, folder: Path, **options: Any) -> Callable[[], str]:
     """Return what makes the dataset anew; "objects" are an object layout."""
     before, place = folder / f"before.{kind}", folder / f"now.{kind}"
     url = "file://" if kind == "objects" else ""
-    interrupts.dataset().save(f"{url}{before}").close()
+    interrupts.dataset().save(f"{url}{before}", **options).close()
 
     def make() -> str:
         if place.is_dir():
@@ -54,6 +56,24 @@ def remade(kind: str, folder: Path) -> Callable[[], str]:
 )
 def test_an_interrupted_change_happened_or_did_not(kind: str, change: Callable[[Any], None], tmp_path: Path) -> None:
     assert interrupts.sweep(remade(kind, tmp_path), change, COMMITS) > 20
+
+
+def test_an_interrupted_save_leaves_a_dataset_and_no_folder(tmp_path: Path) -> None:
+    """A folder that is locked until the process ends is not removed by the next save."""
+    place, within = tmp_path / "now.memmap", {"_make_temp", "_start", "build_site", "open_memmap"}
+
+    def save(value: float) -> None:
+        TensorDict({"a": torch.full((3,), value)}, [3]).save(place, mode="w").close()
+
+    save(0.0)
+    places = interrupts.interrupted(partial(save, 1.0), sys.maxsize, within)
+    assert places > 10
+    for number in range(1, places + 1):
+        assert interrupts.interrupted(partial(save, 2.0), number, within) == number
+        with tdstore.open(place) as td:
+            assert td["a"].tolist() in ([1.0] * 3, [2.0] * 3), number
+        save(1.0)
+        assert [path.name for path in tmp_path.iterdir()] == [place.name], number
 
 
 OBJECTS = {"_adopt", "_attempt", "_commit", "_confirm", "_look_for", "_put", "compacted", "publish", "put"}
