@@ -112,6 +112,11 @@ def rename(td: Any) -> None:
     td.rename_key_("a", "z")
 
 
+def make(td: Any) -> None:
+    """Make the file of a new entry in a new group."""
+    td.make_memmap(("m", "new"), (4, 2), dtype=torch.float32)
+
+
 def delete(td: Any) -> None:
     """Remove an entry."""
     td.del_("a")

@@ -309,7 +309,7 @@ class LeafWriter:
         """Drop a leaf; the file of a committed one stays until the next commit."""
         self._drop(leaf)
         if leaf.temp is not None:
-            files.unlink(leaf.temp, self._hold.root)
+            files.unlink_if_there(leaf.temp, self._hold.root)  # Ctrl-C may have come before it was made
             leaf.temp = None
         elif self._hold.building and leaf.nbytes and not leaf.unmade and not leaf.packed:
             with files.Tree(self._hold.root) as tree:

@@ -473,12 +473,23 @@ class BindingMixin(LeafwiseTree):
             raise StoreExistsError(
                 f"{path_text(path)} is already there", url=handle.store.url, hint="delete it first, or write into it"
             )
-        with handle.changing():
-            handle.store.create({full: spec})
-            if tensor is not None:
-                handle.store.write([Write(full, (), tensor.detach().cpu())])
-            handle.commit(_with_entry(handle, full, root, batch), {**handle.specs, full: spec})
-        leaf: Tensor = handle.store.view(full)
+        try:
+            with handle.changing():
+                handle.store.create({full: spec})
+                if tensor is not None:
+                    handle.store.write([Write(full, (), tensor.detach().cpu())])
+                handle.commit(_with_entry(handle, full, root, batch), {**handle.specs, full: spec})
+            return self._show_leaf(path)
+        except BaseException as error:  # an interrupt may follow the commit
+            if not isinstance(error, Exception) and full in handle.specs:
+                self._show_leaf(path)
+            raise
+
+    @without_interrupts
+    def _show_leaf(self, path: Path) -> Tensor:
+        """Take over a leaf that the store has got, and the groups above it."""
+        handle, root = self._binding
+        leaf: Tensor = handle.store.view((*root, *path))
         node: Any = self
         for depth, part in enumerate(path[:-1]):
             if part not in node._data:

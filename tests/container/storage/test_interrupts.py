@@ -58,6 +58,12 @@ def test_an_interrupted_change_happened_or_did_not(kind: str, change: Callable[[
     assert interrupts.sweep(remade(kind, tmp_path), change, COMMITS) > 20
 
 
+def test_an_interrupted_make_memmap_happened_or_did_not(tmp_path: Path) -> None:
+    """An entry that the TensorDict does not know of would keep its length, and the dataset could not be opened."""
+    within = {"_add_leaf", "_commit", "_record", "_save", "_show_leaf", "create", "create_empty", "make"}
+    assert interrupts.sweep(remade("memmap", tmp_path), interrupts.make, within) > 20
+
+
 def test_an_interrupted_save_leaves_a_dataset_and_no_folder(tmp_path: Path) -> None:
     """A folder that is locked until the process ends is not removed by the next save."""
     place, within = tmp_path / "now.memmap", {"_make_temp", "_start", "build_site", "open_memmap"}
