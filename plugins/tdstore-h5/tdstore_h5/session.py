@@ -18,7 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from tdstore.errors import CorruptStoreError, StoreBusyError, StoreError
+from tdstore.errors import CorruptStoreError, StoreError
 from tdstore.header import Header
 from tdstore.lifetime import LiveObjects
 from tdstore.storekit import WriterState, accept_dirty, commit_for_readers, end_writer, refusals
@@ -233,7 +233,6 @@ class Session:
             return
         self.become_alone()
         self._datasets.clear()
-        self.handle.close_file()
         self.handle.open_overlaid(self.journal, self.libver)
 
     def become_alone(self) -> None:
@@ -242,17 +241,17 @@ class Session:
             return
         self.exported.end()
         self._datasets.clear()
-        self.handle.close_file()  # HDF5 holds a reader's lock of its own
+        generation = self.document.generation
         try:
+            self.handle.close_file()  # HDF5 holds a reader's lock of its own
             self.handle.lock(alone=True, timeout=self.timeout, why="to write")
-        except StoreBusyError:
+            self._reopen("r")
+            self.load()
+        except BaseException:  # Ctrl-C, too: it need not wait for the lock
             self.handle.lock(alone=False, timeout=self.timeout, why="to go on reading")
             self._reopen("r")
             raise
         # Between the two locks, another process may have had the file.
-        generation = self.document.generation
-        self._reopen("r")
-        self.load()
         if not self.handle.is_at(self.path) or self.document.generation != generation:
             raise refusals.overtaken(self.url)
 

@@ -116,6 +116,13 @@ def test_interrupted_writes_of_several_entries_happened_or_did_not(tmp_path: Pat
     assert interrupts.sweep(remade("h5", tmp_path), interrupts.update, {"_put", "know", "write_rows"}) > 20
 
 
+def test_an_interrupted_write_of_compressed_chunks_happened_or_did_not(tmp_path: Path) -> None:
+    """The file is opened anew for the first one; a session without it would take it for replaced."""
+    make = remade("h5", tmp_path, chunks=2, compression="gzip")
+    within = {"become_alone", "close_file", "lock", "open_overlaid", "overlaid"}
+    assert interrupts.sweep(make, interrupts.fill, within) > 10
+
+
 def test_an_interrupted_write_of_chunks_happened_or_did_not(tmp_path: Path) -> None:
     within = {"end", "write"}
     assert interrupts.sweep(remade("zarr", tmp_path), interrupts.fill, within) > 20

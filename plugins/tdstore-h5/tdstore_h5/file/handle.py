@@ -25,6 +25,7 @@ from tdstore.errors import OptionError, StoreBusyError, StoreError, StoreIOError
 from tdstore.lifetime import LiveObjects, wait_before_locks_of_fork
 from tdstore.storekit import refusals
 from tdstore.storekit.files import NotRegularError, io_errors, raise_io, remove_empty, truncate
+from tdstore.threads import without_interrupts
 from tdstore_h5.faults import h5_errors
 from tdstore_h5.file.journal import Journal
 from tdstore_h5.rows.overlay import Overlay
@@ -117,8 +118,10 @@ class Handle:
             found.close()
             return False
 
+    @without_interrupts
     def open_overlaid(self, journal: Journal, libver: str | tuple[str, str]) -> None:
-        """Open for writing in place: the writes of HDF5 stay in memory until `commit`."""
+        """Open again, for writing in place: the writes of HDF5 stay in memory until `commit`."""
+        self.close_file()
         access = _access(libver, self.url)
         with h5_errors(self.url, "opening"):
             self.overlay = Overlay(self.fd, journal)
