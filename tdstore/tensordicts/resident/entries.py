@@ -128,13 +128,17 @@ class ResidentTree(TensorDictBase):
     def _rename(self, old: str, new: str) -> None:
         if self._state:
             self._drop_binding()
-        self._data[new] = self._data.pop(old)
+        value = self._data[old]  # and no call until it has its new name: Ctrl-C comes at calls
+        del self._data[old]
+        self._data[new] = value
 
     def _reorder(self, keys: list[str]) -> None:
         self._forget_facts()
-        entries = {key: self._data[key] for key in keys}
-        self._data.clear()  # and filled again: views of the keys hold on to this dict
-        self._data.update(entries)
+        data = self._data  # changed in place: views of the keys hold on to it
+        for key in keys:
+            value = data[key]
+            del data[key]
+            data[key] = value
 
     def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
         if self._state & READONLY:

@@ -123,6 +123,22 @@ def test_an_interrupted_write_of_compressed_chunks_happened_or_did_not(tmp_path:
     assert interrupts.sweep(make, interrupts.fill, within) > 10
 
 
+def test_an_interrupted_rename_and_reordering_keep_all_entries() -> None:
+    def change(td: TensorDict) -> None:
+        td.rename_key_("a", "z")
+        td.select("c", "z", "b", inplace=True)
+
+    def entries() -> TensorDict:
+        return TensorDict({"a": torch.tensor(0), "b": torch.tensor(1), "c": torch.tensor(2)})
+
+    places = interrupts.interrupted(partial(change, entries()), sys.maxsize, {"_rename", "_reorder"})
+    assert places > 4
+    for number in range(1, places + 1):
+        td = entries()
+        assert interrupts.interrupted(partial(change, td), number, {"_rename", "_reorder"}) == number
+        assert sorted(value.item() for value in td.values()) == [0, 1, 2], number
+
+
 def test_an_interrupted_write_of_chunks_happened_or_did_not(tmp_path: Path) -> None:
     within = {"end", "write"}
     assert interrupts.sweep(remade("zarr", tmp_path), interrupts.fill, within) > 20
