@@ -33,6 +33,8 @@ from tdstore.rl.buffers.parts import (
     made_part,
     mark_pieces,
     refuse,
+    refuse_empty,
+    stats_of,
     storage_for,
     transforms_of,
     written_rows,
@@ -152,8 +154,12 @@ class ReplayBuffer(RowAccess, Resumable):
             if self._storage.filled_directly and isinstance(self._writer, RoundRobinWriter):
                 self._writer.empty()
         if isinstance(self._sampler, PrioritizedSampler) and len(self._storage):
-            filled = torch.arange(len(self._storage), device="cpu")
-            self._sampler.extend(filled, storage=storage_for(self._sampler, self._storage))
+            self._rank_rows()
+
+    def _rank_rows(self) -> None:
+        """Set the priorities of rows that the storage has."""
+        filled = torch.arange(len(self._storage), device="cpu")
+        self._sampler.extend(filled, storage=storage_for(self._sampler, self._storage))
 
     def __getattr__(self, name: str) -> Any:
         """Create the parts, if that was delayed: called for attributes that do not exist."""
@@ -224,11 +230,13 @@ class ReplayBuffer(RowAccess, Resumable):
             self._sampler._rng = generator
 
     def set_sampler(self, sampler: SamplerPart | None) -> Sampler:
-        """Sample in another way; return the previous sampler."""
+        """Sample in another way; return the previous sampler. Rows that have no priority in a new one get one."""
         with self._lock:
             before: Sampler = self._sampler
             self._sampler = made_part("sampler", sampler, RandomSampler, is_sampler)
             self.set_rng(self._generator)
+            if self._ranks and not self._sampler.cover(self._storage) and len(self._storage):
+                self._rank_rows()
         return before
 
     def set_writer(self, writer: WriterPart | None) -> Writer:
@@ -270,8 +278,7 @@ class ReplayBuffer(RowAccess, Resumable):
         """Insert a transform, otherwise as `append_transform`.
 
         Args:
-            index: the number of the transform before which it is inserted.
-            transform: the transform.
+            index: the number of the transform before which this one is inserted.
             invert: whether it is called before writing instead of after reading.
         """
         check_transform(transform)
@@ -396,7 +403,8 @@ class ReplayBuffer(RowAccess, Resumable):
             RuntimeError: there is no batch size, or there are no rows.
         """
         size = asked_size(batch_size, self._batch_size)
-        batch, info = (self._prefetched if self._prefetch and size == self._batch_size else self._sample)(size)
+        ahead = (self._prefetch or self._pending) and size == self._batch_size
+        batch, info = (self._prefetched if ahead else self._sample)(size)
         return (batch, info) if return_info else batch
 
     def can_sample(self, batch_size: int | None = None) -> bool:
@@ -419,8 +427,7 @@ class ReplayBuffer(RowAccess, Resumable):
         """Sample one batch now."""
         with self._lock:
             storage, sampler = self._storage, self._sampler
-            if not len(storage):
-                raise InvalidStateError("this buffer has no rows to sample")
+            refuse_empty(storage)
             if self._marked or self._follows:
                 self._rank_marked()
             if self._direct:
@@ -454,7 +461,6 @@ class ReplayBuffer(RowAccess, Resumable):
 
     def _prefetched(self, size: int) -> tuple[Any, dict[Any, Any]]:
         with self._lock:
-            self._pool = self._pool or ThreadPool(self._prefetch, thread_name_prefix="tdstore-prefetch")
             if not self._pending:
                 self._fill(size, 1)
             future = self._pending.popleft()
@@ -467,14 +473,13 @@ class ReplayBuffer(RowAccess, Resumable):
 
     def _fill(self, size: int, wanted: int) -> None:
         """Choose the rows of the next batches now, in order, and read them in threads."""
-        assert self._pool is not None
         while len(self._pending) < wanted:
+            self._pool = self._pool or ThreadPool(self._prefetch, thread_name_prefix="tdstore-prefetch")
             left = self._sampler.batches_left(self._storage, size) if isinstance(self._sampler, Sampler) else None
             if self._pending and left is not None and self._sampler.ran_out:
                 break
             storage, sampler = self._storage, self._sampler
-            if not len(storage):
-                raise InvalidStateError("this buffer has no rows to sample")
+            refuse_empty(storage)
             self._rank_marked()
             if self._direct:
                 slots, info = sampler.slots(storage, size)
@@ -513,9 +518,10 @@ class ReplayBuffer(RowAccess, Resumable):
         if self._batch_size is None:
             raise InvalidStateError("iteration needs batch_size= in the constructor of the buffer")
         while True:
+            ahead = self._prefetch or self._pending
             yield self.sample()
             sampler = self._sampler
-            if self._ran_out if self._prefetch else getattr(sampler, "ran_out", False):
+            if self._ran_out if ahead else getattr(sampler, "ran_out", False):
                 return
             ours = isinstance(sampler, Sampler) and not self._pending
             if ours and sampler.batches_left(self._storage, self._batch_size) == 0:  # others sampled meanwhile
@@ -555,13 +561,7 @@ class ReplayBuffer(RowAccess, Resumable):
 
     def stats(self) -> dict[str, Any]:
         """Return how full the buffer is."""
-        if not self.initialized:
-            return {"size": 0, "write_count": 0, "prefetch_queue_size": 0, "initialized": False}
-        size, capacity = len(self), int(self._storage.max_size)
-        return {
-            "size": size, "capacity": capacity, "utilization": size / capacity, "write_count": self.write_count,
-            "prefetch_queue_size": len(self._pending), "initialized": self.initialized,
-        }  # fmt: skip
+        return stats_of(self)
 
     # -- the end -----------------------------------------------------------------------------
     def flush(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -28,6 +28,8 @@ from tdstore.rl.types import Transform
 if TYPE_CHECKING:
     from torchrl.data import TensorStorage  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
+    from tdstore.rl.buffers.buffer import ReplayBuffer
+
 V = TypeVar("V")
 
 
@@ -51,6 +53,27 @@ def collated(items: Sequence[Any]) -> Any:
     if isinstance(first, (int, float, bool, np.ndarray, np.generic)):
         return torch.as_tensor(np.asarray(items))
     return list(items)
+
+
+def stats_of(buffer: ReplayBuffer) -> dict[str, Any]:
+    """Return how full a buffer is."""
+    if not buffer.initialized:
+        return {"size": 0, "write_count": 0, "prefetch_queue_size": 0, "initialized": False}
+    size, capacity = len(buffer), int(buffer.storage.max_size)
+    return {
+        "size": size, "capacity": capacity, "utilization": size / capacity, "write_count": buffer.write_count,
+        "prefetch_queue_size": len(buffer._pending), "initialized": True,
+    }  # fmt: skip
+
+
+def refuse_empty(storage: Sized) -> None:
+    """Check that a storage has rows.
+
+    Raises:
+        RuntimeError: it has none.
+    """
+    if not len(storage):
+        raise InvalidStateError("this buffer has no rows to sample")
 
 
 def made_part(name: str, part: Any, default: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:

@@ -158,6 +158,20 @@ class PrioritizedSampler(Sampler):
         self._tree = SegmentTree(slots)
         self._tree.update(np.arange(len(weights)), weights)
 
+    def _unranked(self, length: int) -> Ints:
+        """Return the rows that have no priority, and forget priorities beyond the rows."""
+        weights = self._tree.weights(self.max_capacity)
+        self._tree.update(length + np.flatnonzero(weights[length:]), 0.0)
+        return np.flatnonzero(np.append(weights[:length], np.zeros(max(0, length - len(weights)))) == 0)
+
+    def cover(self, storage: Storage) -> bool:
+        """Set the largest priority for rows that have none; return whether any row had one before."""
+        slots = self._unranked(len(storage))
+        known = self._tree.total > 0
+        if known:
+            self.extend(torch.from_numpy(slots), storage=storage)
+        return known
+
     def follow(self, storage: Any, written: Ints | None = None) -> None:
         """Set the largest priority for rows that other processes wrote.
 
@@ -170,10 +184,8 @@ class PrioritizedSampler(Sampler):
             return
         rows = now.rows_since(self._seen, storage.capacity)
         self._seen = now
-        if rows is None:  # changed in another way: every row has a priority, and nothing else has
-            weights = self._tree.weights(self.max_capacity)
-            self._tree.update(length + np.flatnonzero(weights[length:]), 0.0)
-            slots = np.flatnonzero(weights[:length] == 0)
+        if rows is None:  # changed in another way
+            slots = self._unranked(length)
         else:
             inner = math.prod(storage.shape[1:])
             slots = (rows.reshape(-1, 1) * inner + np.arange(inner)).reshape(-1)

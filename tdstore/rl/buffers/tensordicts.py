@@ -74,15 +74,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
         self.priority_key = priority_key
         super().__init__(**kwargs)
 
-    def _begin(self) -> None:
-        super()._begin()
-        if isinstance(self._sampler, PrioritizedSampler) and isinstance(self._storage, TabularStorage):
-            self._rank_stored()
-
-    def _rank_stored(self) -> None:
-        """Set the priorities of existing rows to those of their entry `priority_key`."""
+    def _rank_rows(self) -> None:
+        """Set the priorities of existing rows to those of their entry `priority_key`, where they have one."""
+        super()._rank_rows()
         rows = np.arange(len(self._storage))
-        stored = self._storage.column(self.priority_key, rows) if len(rows) else None
+        tabular = isinstance(self._storage, TabularStorage)
+        stored = self._storage.column(self.priority_key, rows) if tabular else None
         if stored is not None and bool((stored.isfinite() & (stored >= 0)).all()):
             self._sampler.update_priority(torch.from_numpy(rows), self._reduced(stored, len(rows)))
 

@@ -585,3 +585,27 @@ def test_slices_of_rows_that_were_set_read_them_once():
     for _ in range(5):
         rb.sample()
     assert reads == [50]
+
+
+def test_a_prioritized_sampler_that_is_set_later_knows_the_rows() -> None:
+    """It had no priorities, so nothing could be sampled until rows were written."""
+    ranked = PrioritizedSampler(4, alpha=1.0, beta=1.0)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=50)
+    buffer.set_sampler(ranked)
+    buffer.extend(torch.arange(2))
+    buffer.update_priority([0, 1], [1.0, 3.0])
+    uniform = buffer.set_sampler(None)
+    assert uniform is ranked
+    buffer.extend(torch.arange(2))
+    buffer.set_sampler(ranked)
+    assert [round(p, 6) for p in ranked.priorities(4)] == [0.1, 0.3, 0.3, 0.3]
+
+    buffer.set_sampler(PrioritizedSampler(4, alpha=1.0, beta=1.0))
+    assert buffer.can_sample()
+    assert buffer.sample().unique().tolist() == [0, 1]
+
+    stored = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
+    stored.extend(TensorDict({"td_error": torch.tensor([1.0, 3.0])}, [2]))
+    fresh = PrioritizedSampler(4, alpha=1.0, beta=1.0)
+    stored.set_sampler(fresh)
+    assert [round(p, 6) for p in fresh.priorities(2)] == [0.25, 0.75]
