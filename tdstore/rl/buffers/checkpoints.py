@@ -7,11 +7,11 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Generator, Tensor
@@ -33,6 +33,7 @@ _PREFETCH = "prefetch"
 _PICKLES_OF_TORCHRL = "prefetch.pkl"
 """Prefetched batches in a checkpoint of torchrl; they are left where they are."""
 _RNG = "rng_state"
+T = TypeVar("T")
 Action = Callable[[], None]
 """Makes a part continue from a state that was checked."""
 Batch = tuple[Any, dict[Any, Any], bool]
@@ -71,8 +72,7 @@ def dump_parts(
 
 def _dump_batches(folder: FilePath, pending: Sequence[Future[Batch]]) -> list[Any]:
     infos = []
-    for number, future in enumerate(pending):
-        batch, info, ran_out = future.result()
+    for number, (batch, info, ran_out) in enumerate(_read_ones(pending)):
         if not (is_collection(batch) or isinstance(batch, Tensor)):
             return []
         described = is_collection(info)  # of an ensemble, which names the member of each row
@@ -80,6 +80,43 @@ def _dump_batches(folder: FilePath, pending: Sequence[Future[Batch]]) -> list[An
         TensorDict({"batch": batch, **beside}).save(folder / str(number), mode="w").close()
         infos.append({"info": None if described else encode_value(list(info.items())), "ran_out": ran_out})
     return infos
+
+
+def state_of_batches(pending: Sequence[Future[Batch]]) -> list[Batch]:
+    """Return copies of prefetched batches, for a state dict."""
+    return [(_copied(batch), _copied(info), ran_out) for batch, info, ran_out in _read_ones(pending)]
+
+
+def _read_ones(pending: Sequence[Future[Batch]]) -> list[Batch]:
+    """Return the batches that were read; those that failed are an error of the next sample, not of a checkpoint."""
+    return [future.result() for future in pending if future.exception() is None]
+
+
+def batches_of_state(states: Iterable[Batch]) -> list[Future[Batch]]:
+    """Return copies of the prefetched batches of a state dict.
+
+    Raises:
+        StateDictError: they are no such batches.
+    """
+    pending: list[Future[Batch]] = []
+    try:
+        for batch, info, ran_out in states:
+            future: Future[Batch] = Future()
+            future.set_result((_copied(batch), _copied(info), bool(ran_out)))
+            pending.append(future)
+    except (TypeError, ValueError) as error:
+        raise StateDictError(f"_prefetched of the state dict is malformed: {error!r}") from error
+    return pending
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a batch: of a TensorDict or a tensor, or of those in dicts, tuples and lists."""
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    if isinstance(value, (tuple, list)):
+        parts = [_copied(one) for one in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value.clone() if isinstance(value, Tensor) or is_collection(value) else value
 
 
 def plan_storage_load(storage: Any, folder: FilePath) -> tuple[int | None, Action]:
@@ -270,14 +307,26 @@ class Resumable(ABC):
         """Drop the prefetched batches."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return rows, positions and random numbers, as plain data and tensors."""
-        with self._lock:
-            self._rank_marked()
-            return {
-                "_storage": self._storage.state_dict(), "_sampler": self._sampler.state_dict(),
-                "_writer": self._writer.state_dict(), "_batch_size": self._batch_size,
-                "_rng": None if self._generator is None else self._generator.get_state(),
-            }  # fmt: skip
+        """Return rows, positions, random numbers and prefetched batches, as plain data and tensors."""
+        return self._with_batches(self._state)
+
+    def _state(self, pending: Sequence[Future[Any]]) -> dict[str, Any]:
+        return {
+            "_storage": self._storage.state_dict(), "_sampler": self._sampler.state_dict(),
+            "_writer": self._writer.state_dict(), "_batch_size": self._batch_size,
+            "_rng": None if self._generator is None else self._generator.get_state(),
+            "_prefetched": state_of_batches(pending),
+        }  # fmt: skip
+
+    def _with_batches(self, use: Callable[[Sequence[Future[Any]]], T]) -> T:
+        """Call a function with the prefetched batches as soon as all are read, and nothing else changes meanwhile."""
+        while True:
+            with self._lock:
+                pending = list(self._pending)
+                if all(future.done() for future in pending):
+                    self._rank_marked()
+                    return use(pending)
+            wait(pending)  # without the lock: their threads may wait for it
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a state dict; no tensor of it is aliased. After bad input nothing is changed.
@@ -306,9 +355,10 @@ class Resumable(ABC):
                 raise
             why = str(error) if isinstance(error, StateDictError) else repr(error)
             raise StateDictError(f"{name} of the state dict is malformed: {why}") from error
-        rng = state_dict.get("_rng")
+        rng, size = state_dict.get("_rng"), state_dict.get("_batch_size", self._batch_size)
         self._check_rng(rng)
-        return partial(self._resume, (rows, position, cursor), state_dict.get("_batch_size", self._batch_size), rng)
+        pending = batches_of_state(state_dict.get("_prefetched", ()))
+        return partial(self._resume, (rows, position, cursor), size, rng, pending)
 
     def _resume(
         self, actions: Sequence[Action], batch_size: int | None, rng: Tensor | None, pending: Sequence[Future[Any]] = ()
@@ -351,15 +401,8 @@ class Resumable(ABC):
         A storage whose rows are already in `storage/` only commits them.
         """
         check_path(path, "path")
-        while True:
-            with self._lock:
-                pending = list(self._pending)
-                if all(future.done() for future in pending):
-                    self._rank_marked()
-                    about = {"batch_size": self._batch_size}
-                    dump_parts(FilePath(path), self._parts(), self._generator, pending, about)
-                    return
-            wait(pending)  # without the lock: their threads may wait for it
+        about = {"batch_size": self._batch_size}
+        self._with_batches(lambda pending: dump_parts(FilePath(path), self._parts(), self._generator, pending, about))
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Continue where a checkpoint was written: rows, cursor, sampling position, random numbers.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,14 @@ import tdstore
 from tdstore import TensorDict
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, OutOfRangeError
 from tdstore.rl.buffers.buffer import ReplayBuffer
-from tdstore.rl.buffers.checkpoints import METADATA, Action, BufferState, read_buffer_state
+from tdstore.rl.buffers.checkpoints import (
+    METADATA,
+    Action,
+    BufferState,
+    batches_of_state,
+    read_buffer_state,
+    state_of_batches,
+)
 from tdstore.rl.buffers.ensembles.parts import (
     SamplerEnsemble,
     StorageEnsemble,
@@ -291,17 +299,22 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
     # -- checkpoints, and the end ------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each member, by its number, and the random numbers of the ensemble."""
+        """Return the state of each member, by its number, the random numbers and the prefetched batches."""
+        return self._with_batches(self._state)
+
+    def _state(self, pending: Sequence[Future[Any]]) -> dict[str, Any]:
         rng = None if self._generator is None else self._generator.get_state()
         states = {str(k): member.state_dict() for k, member in enumerate(self.members)}
-        return {**states, "_batch_size": self._batch_size, "_rng": rng}
+        return {**states, "_batch_size": self._batch_size, "_rng": rng, "_prefetched": state_of_batches(pending)}
 
     def _plan_state(self, state_dict: Any) -> Action:
-        check_members(len(self), sorted(name for name in state_dict if name not in ("_batch_size", "_rng")))
+        own = ("_batch_size", "_rng", "_prefetched")
+        check_members(len(self), sorted(name for name in state_dict if name not in own))
         actions = [member._plan_state(state_dict[str(k)]) for k, member in enumerate(self.members)]
         rng = state_dict.get("_rng")
         self._check_rng(rng)
-        return partial(self._resume, actions, state_dict.get("_batch_size", self._batch_size), rng)
+        pending = batches_of_state(state_dict.get("_prefetched", ()))
+        return partial(self._resume, actions, state_dict.get("_batch_size", self._batch_size), rng, pending)
 
     def _parts(self) -> dict[str, Any]:
         return {str(k): member for k, member in enumerate(self.members)}
