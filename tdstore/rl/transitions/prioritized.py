@@ -244,6 +244,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._write_priorities()
         super().dumps(path)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rows, their priorities and the state of the buffer, as tensors and plain data."""
+        self._write_priorities()
+        return super().state_dict()
+
     def flush(self) -> None:
         """Make rows and priorities durable, if the backend can."""
         self._write_priorities()

@@ -130,3 +130,18 @@ def test_rows_with_priorities_have_them_after_opening(tmp_path):
     opened = LazyStorage.open(tmp_path / "rows.zarr")
     again = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=opened, batch_size=50)
     assert set(again.sample()["a"].tolist()) == {1}
+
+
+def test_priorities_of_a_state_dict_are_stored_with_its_rows(tmp_path):
+    """Those that waited for the next write were in the state, but not in its rows, so that open() lost them."""
+    buffer = transitions.PrioritizedReplayBuffer(4, alpha=1.0, storage="h5", path=tmp_path / "rows.h5")
+    buffer.add(rows(0, 1))
+    buffer.update_priorities([0, 1], [5.0, 7.0])
+    again = transitions.PrioritizedReplayBuffer(4, alpha=1.0, storage="h5", path=tmp_path / "again.h5")
+    again.load_state_dict(buffer.state_dict())
+    assert again.priorities.tolist() == [5.0, 7.0]
+    again.close()
+    buffer.close()
+    with_rows = transitions.PrioritizedReplayBuffer.open(tmp_path / "again.h5", alpha=1.0)
+    assert with_rows.priorities.tolist() == [5.0, 7.0]
+    with_rows.close()
