@@ -13,6 +13,8 @@ from torch import Tensor
 import tdstore
 from tdstore import TensorDict
 from tdstore.errors import InvalidArgumentError, InvalidStateError, MissingEntryError
+from tdstore.rl.storages.structure import structure_of
+from tdstore.rl.storages.table import fitting
 from tdstore.rl.transitions.replay import ReplayBuffer
 from tdstore.rl.types import BackendLike
 
@@ -81,8 +83,9 @@ class MultiStepReplayBuffer(ReplayBuffer):
             The oldest step, None while fewer than `n_step` are queued.
 
         Raises:
-            MissingEntryError: there is no `reward`, `next_obs` or done flag. RuntimeError: the number of environments
-                differs.
+            MissingEntryError: there is no `reward`, `next_obs` or done flag. RuntimeError: the number of environments,
+                or the shape of an entry, differs. KeyError: an entry of earlier steps is missing. After an error
+                nothing is changed.
         """
         step = self._ready(data)
         for name in ("reward", "next_obs"):
@@ -94,6 +97,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
                 f"a step of {step.batch_size[0]} environments follows steps of {self._queue[0][1].batch_size[0]}: "
                 "flush() or clear() before their number changes"
             )
+        self._check_step(step)
         self._queue.append((data, step))
         if len(self._queue) < self.n_step:
             return None
@@ -104,6 +108,19 @@ class MultiStepReplayBuffer(ReplayBuffer):
             raise
         oldest: TensorDictBase = self._queue.popleft()[0]
         return oldest
+
+    def _check_step(self, step: Any) -> None:
+        """Check that a step can be stored later: one that cannot would be in the way of all that follow it."""
+        if self._rows.initialized:
+            known = self._rows.entries
+            self._rows.check_rows(step.select(*known) if self._adds_entries(step) else step)
+        elif self._queue:
+            structure = structure_of(self._queue[0][1], 1, ())
+            known = {column.path[0] if len(column.path) == 1 else column.path for column in structure.columns}
+            values = structure.take(step.select(*known, strict=False))
+            for column, value in zip(structure.columns, values, strict=True):
+                if not column.values:
+                    fitting(value, column, (len(step), *column.shape), lenient=True)
 
     def flush(self) -> None:
         """Store the queued steps as transitions of fewer steps, and make all rows durable."""

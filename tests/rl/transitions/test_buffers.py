@@ -346,6 +346,23 @@ def test_n_steps_need_their_entries():
 
 
 # -- A8: priorities --------------------------------------------------------------------------
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_step_that_does_not_fit_is_refused_before_it_is_queued(stored):
+    """It was queued, and made all later steps fail: each was dropped, and flush() failed too."""
+    buffer = MultiStepReplayBuffer(10, n_step=3, gamma=0.5)
+    for reward in range(4 if stored else 1):
+        buffer.add(step(float(reward)))
+    with pytest.raises(RuntimeError, match="obs"):
+        buffer.add(step(1.0).set("obs", torch.zeros(1, 3)))
+    with pytest.raises(KeyError, match="action"):
+        buffer.add(step(1.0).exclude("action"))
+    buffer.add(step(9.0, more=torch.ones(1)))
+    buffer.add(step(10.0, more=torch.ones(1)))
+    buffer.flush()
+    observed = buffer.storage["obs"][: buffer.size].reshape(-1).tolist()
+    assert observed == [*map(float, range(4 if stored else 1)), 9.0, 10.0]
+
+
 def prioritized(alpha=1.0):
     buffer = PrioritizedReplayBuffer(8, alpha=alpha)
     buffer.add(rows(0, 1, 2, 3))
