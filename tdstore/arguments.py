@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -81,6 +83,22 @@ def check_int(value: object, what: str) -> None:
         operator.index(value)  # type: ignore[arg-type]  # that is the question
     except TypeError:
         raise refuse_type(what, "an int", value) from None
+
+
+def check_number(value: object, what: str, least: float = -math.inf) -> None:
+    """Refuse what is no finite number, or one that is too small.
+
+    Raises:
+        InvalidTypeError: it is no real number.
+        InvalidArgumentError: it is infinite, NaN or below `least`.
+    """
+    single = isinstance(value, Tensor) and value.ndim == 0 and not value.is_complex()
+    if not single and not isinstance(value, (Real, np.number)):
+        raise refuse_type(what, "a number", value)
+    number: Any = value
+    if not (number >= least and abs(number) < math.inf):
+        limit = "" if least == -math.inf else f" of {least:g} or more"
+        raise InvalidArgumentError(f"{what} is a finite number{limit}, not {value}")
 
 
 def check_batch_dims(batch_dims: object) -> None:

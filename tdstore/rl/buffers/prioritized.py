@@ -45,7 +45,7 @@ class PrioritizedSampler(Sampler):
         device: where the priorities are; only the CPU.
 
     Raises:
-        TypeError: a device other than the CPU.
+        TypeError: a device other than the CPU, or a dtype that is not of floats.
         ValueError: `alpha` or `beta` is negative or NaN, or `max_capacity` below 1.
 
     Example:
@@ -80,6 +80,8 @@ class PrioritizedSampler(Sampler):
             raise InvalidArgumentError(
                 f"max_capacity={max_capacity}: priorities need a storage with a limit, give its max_size a number"
             )
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise InvalidTypeError(f"dtype is one of floats, for the weights of a sample, not {dtype!r:.100}")
         if reduction not in get_args(Reduction):
             raise InvalidArgumentError(f"reduction is one of {', '.join(get_args(Reduction))}, not {reduction!r}")
         self.max_capacity = int(max_capacity)

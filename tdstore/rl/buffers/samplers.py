@@ -464,6 +464,6 @@ def as_slots(index: RowIndex, storage: Any) -> Ints:
         found = np.asarray(torch.as_tensor(index).cpu()).reshape(-1)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidTypeError(f"index is an integer or a tensor of integers, not {index!r:.100}") from error
-    if found.dtype.kind not in "iu":
+    if found.size and found.dtype.kind not in "iu":
         raise OutOfRangeError(f"index is of integers, not {found.dtype}")
     return found.astype(np.int64)

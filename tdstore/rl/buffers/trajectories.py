@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tdstore.arguments import refuse_type
 from tdstore.errors import InvalidArgumentError, KeyNotFoundError
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.state import Ints
@@ -73,8 +74,16 @@ class RowMarks(NamedTuple):
 
 
 def row_marks(trajectories: MarksLike | None, ends: MarksLike | None) -> RowMarks:
-    """Return the marks of rows, from one of the two tensors."""
-    values = torch.as_tensor(ends if trajectories is None else trajectories).detach().cpu()
+    """Return the marks of rows, from one of the two tensors.
+
+    Raises:
+        TypeError: it is no tensor of numbers or bools.
+    """
+    name, marks = ("ends", ends) if trajectories is None else ("trajectories", trajectories)
+    try:
+        values = torch.as_tensor(marks).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise refuse_type(name, "a tensor with a value for each row", marks) from None
     return RowMarks(values.reshape(-1), trajectories is None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 import tdstore
 from tdstore import TensorDict
+from tdstore.arguments import check_int, check_number
 from tdstore.errors import InvalidArgumentError, InvalidStateError, MissingEntryError
 from tdstore.rl.storages.structure import structure_of
 from tdstore.rl.storages.table import fitting
@@ -63,10 +63,10 @@ class MultiStepReplayBuffer(ReplayBuffer):
         path: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
+        check_int(n_step, "n_step")
         if n_step < 1:
             raise InvalidArgumentError(f"n_step is at least 1, not {n_step}")
-        if not math.isfinite(gamma):
-            raise InvalidArgumentError(f"gamma is a finite number, not {gamma}")
+        check_number(gamma, "gamma")
         super().__init__(max_size, device, dtype, storage=storage, path=path, **options)
         self.n_step = n_step
         self.gamma = gamma

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,9 @@ import torch
 from torch import Tensor
 
 from tdstore import TensorDict
+from tdstore.arguments import check_number
 from tdstore.errors import InvalidArgumentError
+from tdstore.rl.buffers.prioritized import as_numbers
 from tdstore.rl.buffers.samplers import as_slots
 from tdstore.rl.buffers.segment_tree import SegmentTree
 from tdstore.rl.storages.state import State
@@ -62,8 +63,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         path: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
-        if not 0 <= alpha < math.inf:
-            raise InvalidArgumentError(f"alpha is a finite number of 0 or more, not {alpha}")
+        check_number(alpha, "alpha", 0)
         super().__init__(max_size, device, dtype, storage=storage, path=path, **options)
         self.alpha = alpha
         self.max_priority = 1.0
@@ -169,8 +169,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Raises:
             EmptyBufferError: there are no rows. ValueError: `beta` is negative.
         """
-        if not 0 <= beta < math.inf:
-            raise InvalidArgumentError(f"beta is a finite number of 0 or more, not {beta}")
+        check_number(beta, "beta", 0)
         self._check_size(batch_size)
         self._follow()
         share = self._tree.total / batch_size
@@ -198,8 +197,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             IndexError: a position has no row. ValueError: the numbers of positions and priorities differ, or a
                 priority is not finite. After an error nothing is changed.
         """
-        slots = as_slots(idxs, None) if torch.as_tensor(idxs).numel() else np.zeros(0, np.int64)
-        values = torch.as_tensor(priorities).detach().reshape(-1).cpu().double().numpy()
+        slots = as_slots(idxs, None)
+        values = as_numbers(priorities).reshape(-1).cpu().double().numpy()
         if len(slots) != len(values):
             raise InvalidArgumentError(f"{len(values)} priorities for {len(slots)} rows")
         if not len(slots):

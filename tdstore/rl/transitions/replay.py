@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,8 +15,9 @@ from torch import Tensor
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.arguments import as_device
-from tdstore.errors import EmptyBufferError, InvalidArgumentError, InvalidStateError, InvalidTypeError
+from tdstore.arguments import as_device, check_int, check_path
+from tdstore.errors import EmptyBufferError, InvalidArgumentError, InvalidStateError, InvalidTypeError, StateDictError
+from tdstore.rl.buffers.samplers import as_slots
 from tdstore.rl.storages import LazyStorage
 from tdstore.rl.types import BackendLike
 
@@ -202,11 +204,11 @@ class ReplayBuffer:
             EmptyBufferError: there are no rows. IndexError: a position has no row.
         """
         self._check_size(1)
-        slots = torch.as_tensor(idxs, dtype=torch.int64).reshape(-1).cpu().numpy()
-        made: TensorDictBase = self._rows.take_slots(self._rows.check_slots(slots))
+        made: TensorDictBase = self._rows.take_slots(self._rows.check_slots(as_slots(idxs, None)))
         return made
 
     def _check_size(self, batch_size: int) -> int:
+        check_int(batch_size, "batch_size")
         if batch_size < 1:
             raise InvalidArgumentError(f"batch_size is at least 1, not {batch_size}")
         size = self.size
@@ -220,6 +222,7 @@ class ReplayBuffer:
 
         Rows that are in `storage/` already are committed, not copied.
         """
+        check_path(path, "path")
         folder = FilePath(path)
         folder.mkdir(parents=True, exist_ok=True)
         if self._rows.initialized:
@@ -237,6 +240,7 @@ class ReplayBuffer:
             StoreNotFoundError: there is no checkpoint. RuntimeError: it has too many rows, or rows of another form.
             ValueError: it belongs to another kind of buffer.
         """
+        check_path(path, "path")
         folder = FilePath(path)
         with tdstore.open(folder / _FACTS) as found:
             facts = found.clone()
@@ -256,8 +260,10 @@ class ReplayBuffer:
 
         Raises:
             RuntimeError: it has too many rows, or rows of another form. ValueError: it belongs to another kind of
-                buffer.
+                buffer. KeyError: it has no rows and facts.
         """
+        if not isinstance(state_dict, Mapping) or not {"rows", "facts"} <= {*state_dict}:
+            raise StateDictError(f"state_dict is no state of a {type(self).__name__}: it has no 'rows' and 'facts'")
         facts = TensorDict.from_dict(state_dict["facts"], batch_size=[])
         self._check_facts(facts)
         self._rows.load_state_dict(state_dict["rows"])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import tdstore
+from tdstore.arguments import check_int, check_number
 from tdstore.errors import EmptyBufferError, InvalidArgumentError, InvalidTypeError, OutOfRangeError
 from tdstore.rl.storages import LazyStorage
 from tdstore.rl.transitions.conversion import to_torch_tensor
@@ -72,6 +73,9 @@ class RolloutBuffer:
         path: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
+        check_int(num_envs, "num_envs")
+        check_number(gamma, "gamma")
+        check_number(gae_lambda, "gae_lambda")
         if num_envs < 1:
             raise InvalidArgumentError(f"num_envs is at least 1, not {num_envs}")
         self.capacity, self.num_envs = capacity, num_envs

@@ -24,6 +24,7 @@ from tdstore.rl import (
     LazyTensorStorage,
     PrioritizedSampler,
     ReplayBuffer,
+    SliceSampler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
@@ -115,3 +116,16 @@ def test_a_state_that_lacks_something_changes_nothing(lacking: str) -> None:
     after = sampler.state_dict()
     assert torch.equal(before.pop("_weights"), after.pop("_weights"))
     assert before == after
+
+
+@pytest.mark.parametrize("value", ["x", {}, object(), 2**70, b"x"], ids=["str", "dict", "object", "int", "bytes"])
+@pytest.mark.parametrize("name", ["trajectories", "ends"])
+def test_marks_of_slices_are_tensors(name, value):
+    with pytest.raises(InvalidTypeError, match=f"^{name} must be"):
+        SliceSampler(slice_len=2, **{name: value})
+
+
+@pytest.mark.parametrize("dtype", [None, "float32", torch.int64])
+def test_weights_of_priorities_are_floats(dtype):
+    with pytest.raises(InvalidTypeError, match="^dtype is one of floats"):
+        PrioritizedSampler(4, alpha=1.0, beta=1.0, dtype=dtype)
