@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tdstore import TensorDictBase
-from tdstore.arguments import check_callable, check_int
+from tdstore.arguments import check_callable, check_int, refuse_type
 from tdstore.errors import InvalidArgumentError, MismatchError
 from tdstore.types import NestedKey
 
@@ -19,7 +19,7 @@ from .blocks import BlockReader
 from .orders import Order, Shuffle, order_of
 from .reading import Task
 from .source import Allocator, Data, Rows, Source, Transform
-from .stream import VERSION, State, Stream
+from .stream import MOST_EPOCHS, VERSION, State, Stream
 from .windows import Windows, episode_starts
 
 SHUFFLES: list[Shuffle] = [False, True, "blocks"]
@@ -239,7 +239,13 @@ class Epochs(Stream[Position]):
             return None
         if isinstance(episodes, str) or (isinstance(episodes, tuple) and all(isinstance(k, str) for k in episodes)):
             return episode_starts(self.source.column(episodes).cpu().numpy(), rows, repr(episodes))
-        starts = np.asarray(episodes, dtype=np.int64).reshape(-1)
+        try:
+            found = np.asarray(episodes).reshape(-1)
+        except (TypeError, ValueError):
+            raise refuse_type("episodes", "a key, or a sequence of first rows", episodes) from None
+        if found.size and found.dtype.kind not in "iu":
+            raise refuse_type("episodes", "a key, or a sequence of integers, first rows", episodes)
+        starts = found.astype(np.int64)
         if not starts.size or starts[0] != 0 or bool((np.diff(starts) <= 0).any()) or starts[-1] >= max(rows, 1):
             raise InvalidArgumentError(f"episodes: first rows ascend from 0 and are below {rows}, the number of rows")
         return starts
@@ -323,7 +329,8 @@ class Epochs(Stream[Position]):
 
     def _from_state(self, state: State) -> Position:
         numbers = [state.get(name) for name in ("epoch", "items", "size", "seed")]
-        if not all(isinstance(number, int) for number in numbers):
+        order = state.get("order", ())
+        if not all(isinstance(number, int) for number in numbers) or not isinstance(order, (list, tuple)):
             raise InvalidArgumentError(f"not a state of Epochs: {state!r:.200}")
         epoch, items, size, seed = (int(number) for number in numbers if number is not None)
         if size != self.windows.size:
@@ -331,12 +338,12 @@ class Epochs(Stream[Position]):
                 f"the state is of {size} items (rows or windows), and {self.source.place} has {self.windows.size}",
                 hint=f"give the rows of then, such as tdstore.open(location)[:{size}], until the epoch is over",
             )
-        if list(state.get("order", ())) != self._order_facts():
+        if list(order) != self._order_facts():
             raise MismatchError(
-                f"the state is of another order: {state.get('order')} instead of {self._order_facts()}",
+                f"the state is of another order: {order} instead of {self._order_facts()}",
                 hint="shuffle (0 none, 1 full, 2 blocks), span, stride, block_rows and window_blocks stay as they were",
             )
-        if not (0 <= items <= size and epoch >= 0):
+        if not (0 <= items <= size and 0 <= epoch < MOST_EPOCHS):
             raise InvalidArgumentError(f"a state with epoch {epoch} and {items} of {size} items")
         self.seed, self._order = seed, None
         return Position(epoch, items)

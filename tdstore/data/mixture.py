@@ -13,7 +13,7 @@ from tdstore.errors import InvalidArgumentError, MismatchError
 from .epochs import Epochs, Position
 from .permutation import mix
 from .reading import Task
-from .stream import VERSION, State, Stream
+from .stream import MOST_EPOCHS, VERSION, State, Stream
 
 CHUNK = 65536  # choices that are made at once
 
@@ -92,8 +92,8 @@ class Mixture(Stream[MixturePosition]):
         self.seed = seed
         self.batches = sum(lengths) if batches is None else batches
         check_int(self.batches, "batches")
-        if self.batches < 1:
-            raise InvalidArgumentError(f"batches={batches}: an epoch of a mixture has 1 or more")
+        if not 1 <= self.batches < 1 << 62:
+            raise InvalidArgumentError(f"batches={batches}: an epoch of a mixture has 1 or more, and below 2**62")
         self._cumulated = np.cumsum(shares / shares.sum())
         super().__init__(prefetch, device, timeout)
 
@@ -179,6 +179,8 @@ class Mixture(Stream[MixturePosition]):
         if len(states) != len(self.sources) or not isinstance(numbers[2], int):
             raise MismatchError(f"the state is of {len(states)} sources, and this mixture has {len(self.sources)}")
         places = tuple(source._from_state(one) for source, one in zip(self.sources, states, strict=True))
+        if int(state["epoch"]) >= MOST_EPOCHS or int(state["step"]) >= MOST_EPOCHS:
+            raise InvalidArgumentError(f"a state with epoch {numbers[0]} and batch {numbers[1]}: both are below 2**62")
         self.seed = numbers[2]
         return MixturePosition(int(state["epoch"]), int(state["step"]), places)
 

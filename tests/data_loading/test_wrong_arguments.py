@@ -80,3 +80,25 @@ def test_an_epoch_beyond_all_changes_nothing() -> None:
 def test_rows_of_all_kinds_of_ints(rows: Any) -> None:
     want = [2, 5] if not isinstance(rows, range) else [5, 2]
     assert TensorDictDataset(DATA).__getitems__(rows)["a"].tolist() == want
+
+
+@pytest.mark.parametrize("episodes", [{}, float("nan"), 2**70, b"x", [0.0, 2.5], [True]], ids=repr)
+def test_episodes_are_a_key_or_first_rows(episodes):
+    with pytest.raises(TDStoreError, match="^episodes"):
+        list(Epochs(DATA, 2, span=1, episodes=episodes))
+
+
+def test_states_with_impossible_numbers_change_nothing():
+    epochs = Epochs(DATA, 2)
+    mixture = Mixture([Epochs(DATA, 2)])
+    for stream, names in ((epochs, ["epoch"]), (mixture, ["epoch", "step"])):
+        before = stream.state_dict()
+        for name in names:
+            with pytest.raises(InvalidArgumentError, match="a state with epoch"):
+                stream.load_state_dict({**before, name: 2**70})
+        assert stream.state_dict() == before
+    for order in (None, 5):
+        with pytest.raises(InvalidArgumentError, match="not a state"):
+            epochs.load_state_dict({**epochs.state_dict(), "order": order})
+    with pytest.raises(InvalidArgumentError, match="^batches="):
+        Mixture([epochs], batches=2**70)
