@@ -186,6 +186,36 @@ def test_large_writes_over_old_rows_go_in_parts(tmp_path, monkeypatch):
     check(storage, 87)
 
 
+@pytest.mark.parametrize("written", [0, 2])
+def test_rows_that_were_never_written_are_not_visible_between_parts(written, tmp_path, monkeypatch):
+    """More rows than there is room for begin in the middle of the ring: the rows before were visible as zeros."""
+    monkeypatch.setattr(table, "UNDO_BYTES", 8)
+    storage = LazyMemmapStorage(5, scratch_dir=tmp_path / "rows")
+    row = TensorDict({"i": torch.arange(1, 20)}, [19])
+    if written:
+        storage.append(row[:written])
+    seen, real = [], table.LiveTable.write
+
+    def failing(self, *arguments):
+        seen.append(storage[:]["i"].tolist() if len(storage) else [])
+        if len(seen) == fails_at:
+            raise OSError("the medium failed")
+        real(self, *arguments)
+
+    monkeypatch.setattr(table.LiveTable, "write", failing)
+    for fails_at in (2, 3):
+        with pytest.raises(OSError, match="medium"):
+            storage.append(row[written:8])
+        assert len(storage) == storage.cursor == storage.write_count == written
+        seen.clear()
+    fails_at = 0
+    storage.append(row[written:8])
+    assert len(seen) >= 3
+    assert all(0 not in rows for rows in seen)
+    assert storage[:]["i"].tolist() == [6, 7, 8, 4, 5]
+    assert (storage.cursor, storage.write_count) == (3, 8)
+
+
 def test_a_full_disk_changes_nothing(tmp_path):
     with small_disk(tmp_path / "disk", 8) as disk:
         storage = LazyMemmapStorage(100, scratch_dir=disk / "rows", preallocate=False)

@@ -346,6 +346,7 @@ class TabularStorage(Storage):
         if n > capacity:
             done = n - capacity
             at = (start + done) % capacity
+        gap = n > capacity and at > state.length  # below are rows that were never written
         while done < n:
             count = n - done
             if table.durable and count > 1 and (at < state.length or at + count > capacity):
@@ -355,8 +356,10 @@ class TabularStorage(Storage):
             pieces = [(slice(at, at + first), values if first == n else table.cut(values, done, done + first))]
             if count > first:
                 pieces.append((slice(0, count - first), table.cut(values, done + first, done + count)))
-            length = max(state.length, min(capacity, end))
+            length = capacity if gap else max(state.length, min(capacity, end))
             after = State(length, end % capacity, counted + done + count, 0, state.scattered, state.epoch)
+            if gap and done + count < n:
+                after = state
             self._transact(table, pieces, state, after)
             state, at, done = after, end % capacity, done + count
         return np.arange(start, start + n) % capacity
