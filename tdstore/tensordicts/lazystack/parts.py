@@ -151,6 +151,13 @@ def _places(td: Any) -> set[object]:
     return found
 
 
+def copy_of_selected(td: Container) -> Container:
+    """Copy an element that a mask selects, as torch does; one that is stored stays a window."""
+    if isinstance(td, Container._stack_class):
+        return td._each(copy_of_selected)
+    return td if isinstance(unwrap(td), Container._stored_class) else td.clone()
+
+
 def reshapes(td: Any, part: Any) -> bool:
     """Return whether a tensor of `part`, of the same batch size, has another shape than the one in `td`."""
     return td.batch_size == part.batch_size and any(

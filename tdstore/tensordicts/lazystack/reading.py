@@ -30,6 +30,7 @@ from tdstore.index.shapes import as_dim
 from tdstore.keys import key_text
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.lazystack.batch_read import residents, with_common_keys
+from tdstore.tensordicts.lazystack.parts import copy_of_selected
 from tdstore.tensordicts.lazystack.routing import Route, positions, route, unravel
 from tdstore.tensordicts.resident.locked_facts import may_keep
 from tdstore.tensordicts.resident.store_backed import BindingMixin
@@ -391,14 +392,14 @@ class LazyTree(TensorDictBase):
         return part._at((*(_ALL,) * found.place, 0)) if found.lift else part
 
     def _elements_at(self, rows: list[int], found: Route) -> list[Any]:
-        """Select elements at rows. A repeated element is copied, so that no change is made twice to it."""
+        """Select elements at rows. A repeated one is copied, so that no change is made twice to it."""
         seen: set[int] = set()
         out = []
         for row in rows:
             part = self._cut(self._tds[row], found)
             out.append(part.clone() if row in seen else part)
             seen.add(row)
-        return out
+        return list(map(copy_of_selected, out)) if found.masked else out
 
     def _nest(
         self,

@@ -31,6 +31,8 @@ class Route(NamedTuple):
     """Where the dimensions of `rows` go in the result."""
     lift: bool
     """Whether `rest` puts a dimension of one at `place`, for the stack to go there."""
+    masked: bool = False
+    """Whether a mask says which elements: torch copies what a mask selects."""
 
     @property
     def index(self) -> Any:
@@ -102,7 +104,7 @@ def route(terms: tuple[Any, ...], dim: int, count: int, ndim: int) -> Route | No
     if len(arrays) > 1 or dims_used(hit) != 1:
         return None
     if hit.ndim == 1:
-        return Route(_row_numbers(hit, count), others, before, False)
+        return Route(_row_numbers(hit, count), others, before, False, hit.dtype is torch.bool)
     return Route(_row_numbers(hit.flatten(), count).reshape(hit.shape), others, before, False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,3 +185,27 @@ def test_a_number_is_not_written_to_entries_that_only_some_elements_have(index: 
     assert not td[0][b].any()
     td.masked_fill_(torch.tensor([True, False]), 2)
     assert (td[0][b] == 2).all()
+
+
+@pytest.mark.parametrize(
+    "index", [MASK, MASK.tolist(), MASK.numpy(), (MASK, slice(0, 2)), (None, MASK), (MASK, 0), MASK | True], ids=str
+)
+def test_what_a_mask_selects_is_a_copy(index: Any) -> None:
+    td = stack()
+    part = td[index]
+    assert type(part) is LazyStackedTensorDict
+    same(part, dense()[index])
+    part.zero_()
+    part["new"] = torch.ones(part.batch_size)
+    same(td, dense())
+    assert "new" not in td[0].keys()  # noqa: SIM118  # keys of an element
+
+
+def test_stored_elements_at_a_mask_are_windows(tmp_path: Path) -> None:
+    parts = [td.save(tmp_path / f"{row}.h5") for row, td in enumerate(dense().unbind(0))]
+    td = tdstore.lazy_stack(parts)
+    td[MASK]["a"][...] = 1  # of a copy
+    td[MASK].zero_()
+    assert [bool((part["a"] == 0).all()) for part in parts] == MASK.tolist()
+    for part in parts:
+        part.close()
