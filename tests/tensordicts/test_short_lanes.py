@@ -430,7 +430,9 @@ def test_clamp_is_both_bounds_after_one_another(low: Any, high: Any) -> None:
             assert got[key].dtype is want[key].dtype
     part = made().select("a").requires_grad_()
     part.clamp(3, 7).sum(reduce=True).backward()
-    assert part["a"].grad.sum() == 5
+    alone = part["a"].detach().clone().requires_grad_()
+    alone.clamp(3, 7).sum().backward()  # at a bound 1, and 0 from torch 2.14 on
+    assert torch.equal(part["a"].grad, alone.grad)
 
 
 @pytest.mark.parametrize("times", [(2, 1), (1, 3), (1, 1), (2, 2), (0, 1), (40, 1)])
