@@ -249,7 +249,7 @@ class Site:
 
     def _published(self, sync: bool) -> None:
         self.temp = ""
-        self._made.clear()  # as `keep_parents`, without a call
+        self.keep_parents()
         if sync:
             files.fsync(self.parent)
 
