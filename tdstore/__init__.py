@@ -27,8 +27,9 @@ from tdstore.container.functions.construct_and_join import (
     set_lazy_legacy,
     stack,
 )
+from tdstore.container.functions.grouping import group_by
 from tdstore.container.functions.merge import merge_tensordicts
-from tdstore.container.functions.padding import dense_stack_tds, pad, pad_sequence
+from tdstore.container.functions.padding import dense_stack_tds, pad, pad_sequence, unpad_sequence
 from tdstore.container.functions.pytree import register_nodes
 from tdstore.container.functions.torch_functions import teach_collate
 from tdstore.container.functions.vmap import teach_vmap
@@ -40,6 +41,7 @@ from tdstore.container.values.codecs import register_codec, register_enum
 from tdstore.container.values.nontensor import MetaData, NonTensorData, NonTensorStack
 from tdstore.convert.checkpoints.safetensors_files import from_safetensors
 from tdstore.convert.objects.arrays import from_struct_array
+from tdstore.convert.objects.collate import collate
 from tdstore.convert.objects.npz import from_npz
 from tdstore.convert.objects.python import (
     from_any,
@@ -62,6 +64,7 @@ from tdstore.io.housekeeping import DatasetInfo, delete, exists, info, list_data
 from tdstore.io.opening import Location, Storage
 from tdstore.io.verifying import verify
 from tdstore.io.versions import prune, tag, untag, versions
+from tdstore.keys import KEY_SEPARATOR
 from tdstore.memmap import MemoryMappedTensor
 from tdstore.modules.methods import from_module, from_modules
 from tdstore.nn import TensorDictParams
@@ -86,6 +89,10 @@ from tdstore.tensorclass.wrapping import (
 from tdstore.tensordicts.kinds import (
     default_is_leaf,
     is_batchedtensor,
+    is_bool,
+    is_floating,
+    is_inexact,
+    is_integer,
     is_leaf_nontensor,
     is_non_tensor,
     is_tensor_collection,
@@ -95,7 +102,7 @@ from tdstore.tensordicts.rebuild import register_kinds
 from tdstore.tensordicts.redis_names import LazyStackedTensorDictStore, TensorDictStore
 from tdstore.tensordicts.resident.tensordict import TensorDict
 from tdstore.types import Fault, LeafSpec, Mode, NestedKey, Read, Version, Write
-from tdstore.utils import unravel_key, unravel_key_list
+from tdstore.utils import unravel_key, unravel_key_list, unravel_key_to_tuple
 
 __version__ = "0.1.0"
 
@@ -217,6 +224,7 @@ def unregister_backend(name: str) -> None:
 
 
 __all__ = [
+    "KEY_SEPARATOR",
     "Backend",
     "BackendStatus",
     "Cap",
@@ -254,6 +262,7 @@ __all__ = [
     "build",
     "capture_non_tensor_stack",
     "cat",
+    "collate",
     "concat",
     "copy",
     "default_is_leaf",
@@ -286,9 +295,14 @@ __all__ = [
     "fromkeys",
     "get_defaults_to_none",
     "get_printoptions",
+    "group_by",
     "hookimpl",
     "info",
     "is_batchedtensor",
+    "is_bool",
+    "is_floating",
+    "is_inexact",
+    "is_integer",
     "is_leaf_nontensor",
     "is_memmap_archive",
     "is_non_tensor",
@@ -326,8 +340,10 @@ __all__ = [
     "tensorclass",
     "tensorclass_name",
     "unpack_memmap",
+    "unpad_sequence",
     "unravel_key",
     "unravel_key_list",
+    "unravel_key_to_tuple",
     "unregister_backend",
     "untag",
     "unwrap_tensorclass",

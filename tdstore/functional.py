@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tdstore.container.functions.merge import merge_tensordicts
-from tdstore.container.functions.padding import dense_stack_tds, pad, pad_sequence
+from tdstore.container.functions.padding import dense_stack_tds, pad, pad_sequence, unpad_sequence
 from tdstore.convert.objects.python import make_tensordict
 
 __all__ = [
@@ -12,4 +12,5 @@ __all__ = [
     "merge_tensordicts",
     "pad",
     "pad_sequence",
+    "unpad_sequence",
 ]

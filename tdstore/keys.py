@@ -23,6 +23,8 @@ from collections.abc import Container, Iterable
 from tdstore.errors import InvalidArgumentError, InvalidKeyError
 from tdstore.types import NestedKey, Path, path_text
 
+KEY_SEPARATOR = "."
+"""What `flatten_keys` and other methods join the parts of a nested key with, if nothing else is passed."""
 MAX_NAME_BYTES = 200
 """Longest name as UTF-8; file systems end at 255, and the suffix of a leaf comes on top."""
 

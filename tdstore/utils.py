@@ -6,7 +6,13 @@ from math import prod
 
 from torch.nn import Buffer
 
-from tdstore.container.core.paths import is_nested_key, is_seq_of_nested_key, unravel_key, unravel_key_list
+from tdstore.container.core.paths import (
+    is_nested_key,
+    is_seq_of_nested_key,
+    unravel_key,
+    unravel_key_list,
+    unravel_key_to_tuple,
+)
 from tdstore.container.core.paths import unravel_key as unravel_keys
 from tdstore.container.display.options import get_printoptions, set_printoptions
 from tdstore.container.functions.broadcast import expand_as_right, expand_right
@@ -63,5 +69,6 @@ __all__ = [
     "strtobool",
     "unravel_key",
     "unravel_key_list",
+    "unravel_key_to_tuple",
     "unravel_keys",
 ]

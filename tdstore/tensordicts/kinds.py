@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tdstore.container.core.tensorclasses import Typed
 from tdstore.container.values.nontensor import NonTensor
+from tdstore.errors import InvalidArgumentError
 from tdstore.tensordicts.base import TensorDictBase
 
 
@@ -37,3 +38,41 @@ def is_batchedtensor(value: Any) -> bool:
 def is_leaf_nontensor(kind: type) -> bool:
     """Return whether a class is a tensor or a non-tensor entry: a rule for `is_leaf=`."""
     return not issubclass(kind, (TensorDictBase, Typed))
+
+
+# -- predicates of dtypes: of the last argument, so that they serve as f(value) and as f(key, value) ------
+def is_bool(*args: object) -> bool:
+    """Return whether the last argument is a bool tensor; a key may come first, as in a `cast_filter`.
+
+    Raises:
+        InvalidArgumentError: without an argument.
+
+    Example:
+        >>> is_bool(torch.tensor(True)), is_bool("key", torch.tensor(1.0))
+        (True, False)
+    """
+    return _last_dtype(args) is torch.bool
+
+
+def is_floating(*args: object) -> bool:
+    """Return whether the last argument is a tensor of floating-point numbers, as `is_bool`. Complex ones are none."""
+    kind = _last_dtype(args)
+    return kind is not None and kind.is_floating_point
+
+
+def is_inexact(*args: object) -> bool:
+    """Return whether the last argument is a tensor of floating-point or complex numbers, as `is_bool`."""
+    kind = _last_dtype(args)
+    return kind is not None and (kind.is_floating_point or kind.is_complex)
+
+
+def is_integer(*args: object) -> bool:
+    """Return whether the last argument is a tensor of integers, signed or not, as `is_bool`. Booleans are none."""
+    kind = _last_dtype(args)
+    return kind is not None and not (kind.is_floating_point or kind.is_complex or kind is torch.bool)
+
+
+def _last_dtype(args: tuple[object, ...]) -> torch.dtype | None:
+    if not args:
+        raise InvalidArgumentError("a value is missing, which may follow its key")
+    return args[-1].dtype if isinstance(args[-1], Tensor) else None

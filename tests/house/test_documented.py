@@ -48,7 +48,10 @@ CANNOT_FAIL = frozenset(
 )
 
 # Functions of the package: those that are a line over a method say which one it is.
-FUNCTIONS = "cat copy from_dict from_schema lazy_stack load memmap open pad pad_sequence save stack verify".split()
+FUNCTIONS = """
+    cat collate copy from_dict from_schema group_by lazy_stack load memmap open pad pad_sequence save stack
+    unpad_sequence verify
+    """.split()
 
 
 def function(name: str) -> Callable[..., Any]:

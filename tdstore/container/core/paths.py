@@ -40,6 +40,16 @@ def unravel_key(key: NestedKey) -> str | Path:
     return path[0] if len(path) == 1 else path
 
 
+def unravel_key_to_tuple(key: object) -> Path:
+    """Flatten a nested key to a tuple of strings; return an empty one for anything that is no key.
+
+    Example:
+        >>> unravel_key_to_tuple(("a", ("b",))), unravel_key_to_tuple("a"), unravel_key_to_tuple(1)
+        (('a', 'b'), ('a',), ())
+    """
+    return unravel(key) if is_nested_key(key) else ()  # type: ignore[arg-type]  # it is a key
+
+
 def unravel_key_list(keys: list[Any] | tuple[Any, ...]) -> list[Any]:
     """Apply `unravel_key` to each key of a list or tuple.
 
