@@ -184,6 +184,15 @@ class TensorDict(EntryTree):
             value = self._data.get(key)
             if value is not None:
                 return value if self._names is None else self._with_names(value)
+        elif type(key) is tuple and not kwargs:
+            node: Any = self
+            try:
+                for part in key[:-1]:
+                    node = node._data[part]
+                value = node._data[key[-1]]
+            except (KeyError, AttributeError, TypeError, IndexError):
+                return super().get(key, default)
+            return value if node._names is None else node._with_names(value)
         return super().get(key, default, **kwargs)
 
     def __setitem__(self, index: Any, value: Any) -> None:
