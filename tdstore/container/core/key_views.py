@@ -142,6 +142,35 @@ class KeysView(abc.KeysView[Any]):
         return f"{type(self).__name__}({list(self)})"
 
 
+class NestedKeys(KeysView):
+    """Nested keys of a TensorDict in memory, listed at once whenever they are asked for."""
+
+    __slots__ = ()
+
+    def _listed(self) -> list[Any]:
+        td: Any = self._td
+        _, leaves_only, _, sort = self._args
+        out: list[Any] = []
+        td._list_keys((), out, leaves_only, sort)
+        return out
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._listed())
+
+    def __len__(self) -> int:
+        return len(self._listed())
+
+
+class LeafKeys(list[Any]):
+    """Leaf keys of a TensorDict in memory, listed at once; nested keys may be asked for in every form."""
+
+    __slots__ = ()
+
+    def __contains__(self, key: object) -> bool:
+        path = entry_path(key)  # type: ignore[arg-type]
+        return list.__contains__(self, path[0] if len(path) == 1 else path)
+
+
 def _entry(node: Any, key: str) -> Any:
     return node._named(key)
 

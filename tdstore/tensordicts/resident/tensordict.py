@@ -16,7 +16,7 @@ from torch import Tensor
 from tdstore.arguments import as_device
 from tdstore.container.core.container import Container, EntrySource
 from tdstore.container.core.dim_names import as_names
-from tdstore.container.core.key_views import FirstKeys, IsLeaf, SortedKeys, signature_of
+from tdstore.container.core.key_views import FirstKeys, IsLeaf, LeafKeys, NestedKeys, SortedKeys, signature_of
 from tdstore.container.core.locks import LOCKED, READONLY
 from tdstore.container.core.paths import entry_path, is_key
 from tdstore.container.core.tensorclasses import Typed, unwrap
@@ -438,24 +438,31 @@ class TensorDict(EntryTree):
     ) -> Any:
         if not (include_nested or leaves_only):
             return SortedKeys(self._data) if sort else FirstKeys(self._data)
-        if include_nested and leaves_only and is_leaf is None and not sort:
+        if include_nested and is_leaf is None:
+            if sort or not leaves_only:
+                return NestedKeys(self, True, leaves_only, None, sort)
             out: list[Any] = []
-            self._leaf_keys((), out)
-            return _LeafKeys(self, out)
+            self._list_keys((), out, True, False)
+            return LeafKeys(out)
         return super().keys(include_nested, leaves_only, is_leaf, sort=sort)
 
-    def _leaf_keys(self, prefix: tuple[str, ...], out: list[Any]) -> None:
-        for key, value in self._data.items():
-            if isinstance(value, Tensor):
-                out.append((*prefix, key) if prefix else key)
-            elif isinstance(value, TensorDict):
-                value._leaf_keys((*prefix, key), out)
-            elif isinstance(value, Container):  # a lazy stack, a tensorclass
-                below: Any = unwrap(value)
+    def _list_keys(self, prefix: tuple[str, ...], out: list[Any], leaves_only: bool, sort: bool) -> None:
+        """List nested keys, a group after its entries; with `sort` in alphabetical order, a group before them."""
+        data = self._data
+        for key in sorted(data) if sort else data:
+            value = data[key]
+            is_group = type(value) is not Tensor and isinstance(value, Container)
+            path = (*prefix, key)
+            if sort and is_group and not leaves_only:
+                out.append(path if prefix else key)
+            if is_group:
+                below: Any = unwrap(value)  # of a tensorclass
                 if isinstance(below, TensorDict):
-                    below._leaf_keys((*prefix, key), out)
-                else:
-                    out += [(*prefix, key, *entry_path(k)) for k in below.keys(True, True)]
+                    below._list_keys(path, out, leaves_only, sort)
+                else:  # a lazy stack
+                    out += [(*path, *entry_path(k)) for k in below.keys(True, leaves_only, sort=sort)]
+            if not (leaves_only or (is_group and sort)) or isinstance(value, Tensor):
+                out.append(path if prefix else key)
 
     def _collect_entries(self, prefix: tuple[str, ...], out: list[tuple[Any, Any]]) -> bool:
         """Add keys and entries, nested TensorDicts before theirs. False if another container or names are there."""
@@ -553,7 +560,7 @@ class TensorDict(EntryTree):
             return [(key, value) for key, value in self._data.items() if isinstance(value, Tensor)]
         if include_nested and leaves_only and is_leaf is None and not sort:
             out: list[Any] = []
-            self._leaf_keys((), out)
+            self._list_keys((), out, True, False)
             leaves: list[Tensor] = []
             if self._collect(leaves, plain=False) and len(leaves) == len(out):
                 return list(zip(out, leaves, strict=True))
@@ -568,20 +575,6 @@ Container._resident_class = NonTensor._container = TensorDict
 ForkingPickler.register(TensorDict, TensorDict._to_process)
 _NO_BATCH = torch.Size(())
 _CPU = torch.device("cpu")
-
-
-class _LeafKeys(list[Any]):
-    """Leaf keys, listed at once; membership asks the container."""
-
-    __slots__ = ("_td",)
-
-    def __init__(self, td: TensorDict, keys: list[Any]) -> None:
-        super().__init__(keys)
-        self._td = td
-
-    def __contains__(self, key: object) -> bool:
-        path = entry_path(key)  # type: ignore[arg-type]
-        return list.__contains__(self, path[0] if len(path) == 1 else path)
 
 
 def _take(into: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
