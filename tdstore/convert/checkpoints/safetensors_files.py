@@ -16,6 +16,8 @@ from tdstore.container.storage.describe import describe
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import over
 from tdstore.convert import packages
+from tdstore.convert.checkpoints.tensordict_note import NOTE, read_note, write_note
+from tdstore.convert.replaced_files import replacing
 from tdstore.errors import CorruptStoreError, InvalidArgumentError, UnsupportedError
 from tdstore.header import Header, header_from_builtins, header_to_builtins
 from tdstore.io.opening import open_store
@@ -47,8 +49,12 @@ def to_safetensors(
             raise InvalidArgumentError(f"no tensor of a safetensors file can be called {name!r}: rename the entry")
         tensors[name], paths[name] = value, leaf
     note = json.dumps({"leaves": paths, **header_to_builtins(Header(groups))})
+    notes = {**(metadata or {}), HEADER: note}
+    if (of_tensordict := write_note(groups, {leaf: name for name, leaf in paths.items()})) is not None:
+        notes[NOTE] = of_tensordict
     try:
-        packages.safetensors().torch.save_file(_unshared(tensors), path, {**(metadata or {}), HEADER: note})
+        with replacing(path) as place:
+            packages.safetensors().torch.save_file(_unshared(tensors), place, notes)
     except KeyError as error:  # a dtype that is not in its table
         lost = [leaf for name, leaf in paths.items() if tensors[name].dtype == error.args[0]]
         if not lost:
@@ -82,8 +88,8 @@ def from_safetensors(
 ) -> TensorDictBase:
     """Make a TensorDict from a `.safetensors` file.
 
-    A file of `to_safetensors` gives the same batch sizes, names and values, unless `batch_size` or `auto_batch_size`
-    is passed. Of other files the names of the tensors become keys.
+    A file of `to_safetensors`, also of the `tensordict` package's, gives the same batch sizes, names and values, unless
+    `batch_size` or `auto_batch_size` is passed. Of other files the names of the tensors become keys.
 
     Args:
         path: the file.
@@ -108,14 +114,18 @@ def from_safetensors(
     reader = packages.safetensors()
     try:
         with reader.safe_open(path, "pt", device=str(device or "cpu")) as file:
-            note = (file.metadata() or {}).get(HEADER)
+            notes = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
     except reader.SafetensorError as error:
         raise CorruptStoreError(
             f"{path} is no whole safetensors file: {error}", url=str(path), hint="write it again"
         ) from error
-    if note is not None and batch_size is None and not auto_batch_size:
-        restored: TensorDictBase = _restored(note, tensors, str(path))
+    if (HEADER in notes or NOTE in notes) and batch_size is None and not auto_batch_size:
+        restored: TensorDictBase = (
+            _restored(notes[HEADER], tensors, str(path))
+            if HEADER in notes
+            else read_note(notes[NOTE], tensors, str(path))
+        )
         return restored if device is None else restored.to(device)
     cls = Container._resident_class
     td: Any = from_dict(cls, tensors, None, False, None, device, None)

@@ -5,21 +5,20 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date, time, timedelta
 from decimal import Decimal
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import numpy as np
 import torch
 
-from tdstore.arguments import check_path
 from tdstore.container.core.container import GROUP, Container
 from tdstore.convert import packages
+from tdstore.convert.replaced_files import replacing
 from tdstore.convert.tables import streaming
 from tdstore.convert.tables.arrow import to_arrow, value_types
 from tdstore.convert.tables.pandas import columns_of, from_pandas, needs_separator, to_pandas
@@ -53,7 +52,7 @@ def to_parquet(td: Container, path: FileLike, separator: str | None, tensors: bo
     rows_of_group = options.pop("row_group_size", None)
     types = value_types(td)
     writer: Any = None
-    with _replacing(path) as place:
+    with replacing(path) as place:
         try:
             for block in _blocks(td, 32 << 20):
                 table = to_arrow(block, separator, types, tensors)
@@ -76,7 +75,7 @@ def to_csv(td: Any, path: Any, separator: str | None, options: dict[str, Any]) -
         _refuse_complex(node, key)
     header = options.pop("header", True)
     mode = options.pop("mode", "w")
-    with _replacing(path) as place:
+    with replacing(path) as place:
         for i, block in enumerate(_blocks(td, TEXT_BLOCK)):
             frame = to_pandas(block, separator)
             _refuse_objects(frame)
@@ -91,7 +90,7 @@ def to_json(td: Container, path: FileLike, separator: str | None, lines: bool, o
     if options:  # pandas' own
         to_pandas(td, separator).to_json(path, **{"orient": "records", "lines": lines, **options})
         return
-    with _replacing(path) as place, _text_file(place) as file:
+    with replacing(path) as place, _text_file(place) as file:
         before = "" if lines else "["
         for block in _blocks(td, TEXT_BLOCK):
             for record in _records(block, separator):
@@ -183,25 +182,6 @@ def _blocks(td: Any, size: int) -> Iterator[Any]:
         yield block
     if empty:
         yield td._resident()
-
-
-@contextmanager
-def _replacing(path: Any) -> Iterator[Any]:
-    """Yield the path of a temporary file that replaces a local path at the end; yield other targets unchanged."""
-    if not isinstance(path, (str, os.PathLike)) or "://" in str(path):
-        yield path
-        return
-    check_path(path, "path")
-    folder, name = os.path.split(os.fspath(path))
-    # The ending stays: pandas reads the compression off it.
-    part = os.path.join(folder, f".{uuid4().hex[:8]}-{name}")
-    try:
-        yield part
-        os.replace(part, path)
-    except BaseException:
-        if os.path.exists(part):
-            os.remove(part)
-        raise
 
 
 @contextmanager
