@@ -13,13 +13,15 @@ from torch.utils.dlpack import from_dlpack
 
 from tdstore.arguments import check_separator
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
+from tdstore.container.core.paths import entry_path
 from tdstore.container.functions.construct_and_join import from_dict
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.convert import packages
+from tdstore.convert.tables.arrow_nulls import Nulls, fill_nulls, masks_of, refuse_nulls
 from tdstore.convert.tables.row_blocks import with_jagged, with_rows
 from tdstore.dtypes import is_bit_pattern
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, OptionError, UnsupportedError
-from tdstore.types import DeviceLike, Path, SizeLike, path_text
+from tdstore.types import DeviceLike, NestedKey, Path, SizeLike, path_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,6 +46,9 @@ def from_arrow(
     separator: str | None = None,
     dtype: torch.dtype | None = None,
     nested: bool = False,
+    copy: bool | None = None,
+    nulls: Nulls | None = None,
+    mask_key: NestedKey | None = None,
 ) -> TensorDict:
     """Make a TensorDict from the columns of a table that Arrow can import, one row per batch position.
 
@@ -63,9 +68,15 @@ def from_arrow(
         separator: splits the names of columns into nested keys.
         dtype: the dtype of every tensor; default: that of the column.
         nested: whether lists of numbers that differ in length become a nested tensor (layout `torch.jagged`).
+        copy: True copies memory that would be shared. Read-only memory is copied always.
+        nulls: what stands for missing values, instead of the above: "fill" puts NaN, 0, False or an empty list there
+            and keeps the dtype, "mask" adds a bool tensor to each entry that lacks some, False where they were
+            missing, and "raise" refuses them.
+        mask_key: the entry that holds the masks; default: "_mask".
 
     Raises:
-        InvalidArgumentError: two columns have one name, or both `batch_size` and `auto_batch_size`.
+        InvalidArgumentError: two columns have one name, or both `batch_size` and `auto_batch_size`; a missing value,
+            with `nulls="raise"`; or `mask_key` without `nulls="mask"`, or of a column.
         InvalidTypeError: `table` is no table.
         UnsupportedError: a column has a type that Arrow itself cannot convert to values, or holds Python objects.
 
@@ -76,8 +87,27 @@ def from_arrow(
     """
     table = _table_of(table)
     refuse_twice(table.schema.names)
-    entries = {name: _named_column(name, table.column(i), nested) for i, name in enumerate(table.schema.names)}
-    return of_columns(entries, table.num_rows, auto_batch_size, batch_dims, device, batch_size, separator, dtype)
+    if nulls not in (None, "raise", "fill", "mask"):
+        raise InvalidArgumentError(f'nulls is "raise", "fill", "mask" or None, not {nulls!r}')
+    mask_path = _mask_path(nulls, mask_key, table.schema.names)
+    entries, masks = {}, {}
+    for i, name in enumerate(table.schema.names):
+        entries[name] = _named_column(name, table.column(i), nested, nulls)
+        if nulls == "mask":
+            masks.update(masks_of(_one_chunk(table.column(i)), (name,)))
+    made = of_columns(entries, table.num_rows, auto_batch_size, batch_dims, device, batch_size, separator, dtype)
+    for path, mask in masks.items():
+        made.set((*mask_path, *path), mask)
+    return made.clone() if copy else made
+
+
+def _mask_path(nulls: Nulls | None, mask_key: NestedKey | None, names: list[str]) -> Path:
+    if mask_key is not None and nulls != "mask":
+        raise InvalidArgumentError('mask_key needs nulls="mask"')
+    path = entry_path("_mask" if mask_key is None else mask_key)
+    if nulls == "mask" and path[0] in names:
+        raise InvalidArgumentError(f"the masks would be in the column {path[0]!r}: pass another mask_key")
+    return path
 
 
 def refuse_twice(names: Iterable[str]) -> None:
@@ -134,9 +164,13 @@ def _table_of(obj: Any) -> Any:
     )
 
 
-def _named_column(name: str, column: Any, nested: bool) -> Any:
+def _named_column(name: str, column: Any, nested: bool, nulls: Nulls | None) -> Any:
     arrow = packages.pyarrow()
     try:
+        if nulls == "raise":
+            refuse_nulls(_one_chunk(column), (name,))
+        elif nulls is not None:
+            column = fill_nulls(_one_chunk(column))
         return column_values(column, nested)
     except (arrow.ArrowInvalid, arrow.ArrowNotImplementedError) as error:
         raise UnsupportedError(
@@ -185,8 +219,7 @@ def column_values(column: Any, nested: bool = False) -> ColumnValues:
         nested: whether lists of numbers that differ in length become a nested tensor.
     """
     arrow = packages.pyarrow()
-    if isinstance(column, arrow.ChunkedArray):
-        column = column.chunk(0) if column.num_chunks == 1 else arrow.concat_arrays(column.chunks or [_nothing(column)])
+    column = _one_chunk(column)
     kind, types = column.type, arrow.types
     if isinstance(column, arrow.ExtensionArray):
         return _extension_values(column, arrow)
@@ -214,6 +247,13 @@ def column_values(column: Any, nested: bool = False) -> ColumnValues:
         return torch.from_numpy(column.cast(arrow.float64()).to_numpy(zero_copy_only=False).copy())
     except arrow.ArrowInvalid:  # integers that no float64 is equal to
         return _values(column)
+
+
+def _one_chunk(column: Any) -> Any:
+    arrow = packages.pyarrow()
+    if not isinstance(column, arrow.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else arrow.concat_arrays(column.chunks or [_nothing(column)])
 
 
 def _shared(column: Any) -> Tensor:
