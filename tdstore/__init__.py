@@ -6,7 +6,11 @@ tensors live (memory, CUDA, shared memory, files, HDF5, ...) is one argument; no
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from tdstore import errors
 from tdstore.arguments import refuse_type
@@ -103,6 +107,9 @@ from tdstore.tensordicts.redis_names import LazyStackedTensorDictStore, TensorDi
 from tdstore.tensordicts.resident.tensordict import TensorDict
 from tdstore.types import Fault, LeafSpec, Mode, NestedKey, Read, Version, Write
 from tdstore.utils import unravel_key, unravel_key_list, unravel_key_to_tuple
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __version__ = "0.1.0"
 
@@ -208,6 +215,81 @@ def from_zarr(zarr_file: Any, **kwargs: Any) -> TensorDictBase:
     return TensorDict.from_zarr(zarr_file, **kwargs)
 
 
+def to_arrow(data: TensorDictBase, *, separator: str | None = None, tensors: bool = True) -> pa.Table:
+    """Convert to an Arrow table: `data.to_arrow(...)`, which `from_arrow` undoes.
+
+    Args:
+        data: a TensorDict of any kind.
+        separator: joins the keys of nested entries to the names of columns; None makes structs of nested entries.
+        tensors: whether rows of several dimensions become Arrow's fixed-shape tensors instead of lists in lists.
+
+    Raises:
+        BatchSizeError: there is no batch dimension. UnsupportedError: an entry is complex, or has values that do not
+            fit into one column.
+    """
+    _check_data(data)
+    return data.to_arrow(separator=separator, tensors=tensors)
+
+
+def to_safetensors(
+    data: TensorDictBase,
+    path: str | os.PathLike[str],
+    *,
+    separator: str = ".",
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write a `.safetensors` file: `data.to_safetensors(path, ...)`, which `from_safetensors` reads.
+
+    Args:
+        data: a TensorDict of any kind.
+        path: the file. It is replaced once all is written.
+        separator: joins nested keys to the names of tensors.
+        metadata: further metadata of the file.
+
+    Raises:
+        UntrustedDataError: a value is not plain data. InvalidArgumentError: two entries have one name.
+    """
+    _check_data(data)
+    data.to_safetensors(path, separator=separator, metadata=metadata)
+
+
+def append_memmap(prefix: str | os.PathLike[str], rows: TensorDictBase, *, allow_pickle: bool | None = None) -> None:
+    """Append rows to a dataset of memory-mapped files, along its first batch dimension: all of them, or none.
+
+    The files are those of `memmap` and `save`, here or in the `tensordict` package. Values that are not tensors grow
+    with the rows.
+
+    Args:
+        prefix: the directory.
+        rows: a TensorDict or an object of a tensorclass, with the same entries.
+        allow_pickle: accepted for compatibility: no pickled value is read.
+
+    Raises:
+        StoreNotFoundError: there is no dataset. KeyNotFoundError: the rows lack an entry, or have a further one.
+        BatchSizeError: rows of other shapes, or without a batch dimension. InvalidArgumentError: of another dtype.
+
+    Example:
+        >>> TensorDict({"a": torch.arange(3)}, [3]).memmap("steps")["a"].tolist()
+        [0, 1, 2]
+        >>> append_memmap("steps", TensorDict({"a": torch.tensor([7])}, [1]))
+        >>> load_memmap("steps")["a"].tolist()
+        [0, 1, 2, 7]
+    """
+    _check_data(rows)
+    if not isinstance(allow_pickle, (bool, type(None))):
+        raise refuse_type("allow_pickle", "True, False or None", allow_pickle)
+    with open(prefix, "r+", storage="memmap") as td:
+        if not rows.batch_dims or rows.batch_dims != td.batch_dims:
+            raise errors.BatchSizeError(
+                f"cannot append {list(rows.batch_size)} to the batch size {list(td.batch_size)}"
+            )
+        for key, leaf in rows.items(include_nested=True, leaves_only=True):
+            mine = td.get(key, None)
+            if isinstance(mine, Tensor) and isinstance(leaf, Tensor) and mine.dtype != leaf.dtype:
+                raise errors.InvalidArgumentError(f"rows of {key!r} are {mine.dtype}, those given {leaf.dtype}")
+        td.append(rows)
+
+
 def backends() -> BackendTable:
     """Return what is installed, what each backend is for, and what failed to load and why."""
     return registry().status()
@@ -256,6 +338,7 @@ __all__ = [
     "UnbatchedTensor",
     "Version",
     "Write",
+    "append_memmap",
     "assert_allclose_td",
     "assert_close",
     "backends",
@@ -339,6 +422,8 @@ __all__ = [
     "tag",
     "tensorclass",
     "tensorclass_name",
+    "to_arrow",
+    "to_safetensors",
     "unpack_memmap",
     "unpad_sequence",
     "unravel_key",

@@ -13,7 +13,8 @@ import tdstore
 
 MODULES = (
     "convert.methods convert.objects.arrays convert.objects.python convert.objects.pytree convert.objects.reprs "
-    "convert.tables.arrow convert.tables.pandas convert.tables.files convert.checkpoints.safetensors_files "
+    "convert.objects.collate convert.tables.arrow convert.tables.pandas convert.tables.files "
+    "convert.checkpoints.safetensors_files container.functions.grouping tensordicts.kinds "
     "container.core.defaults container.core.paths container.methods.facts "
     "container.functions.merge container.functions.padding container.display.options container.entries.nested_tensors"
 ).split()

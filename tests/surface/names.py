@@ -58,6 +58,7 @@ FUNCTIONS = """
     pad_sequence parse_tensor_dict_string tensorclass unravel_key unravel_key_list set_capture_non_tensor_stack
     set_lazy_legacy set_list_to_stack stack cat lazy_stack maybe_dense_stack from_any from_dict from_dataclass
     from_tuple from_struct_array from_pandas from_parquet from_csv from_json open copy from_schema backends
+    append_memmap from_safetensors to_arrow to_safetensors from_arrow
     KEY_SEPARATOR collate group_by is_bool is_floating is_inexact is_integer unpad_sequence unravel_key_to_tuple
 """
 
