@@ -33,6 +33,7 @@ from tdstore.container.functions.construct_and_join import (
 )
 from tdstore.container.functions.grouping import group_by
 from tdstore.container.functions.merge import merge_tensordicts
+from tdstore.container.functions.pack_layout import PackLayout
 from tdstore.container.functions.padding import dense_stack_tds, pad, pad_sequence, unpad_sequence
 from tdstore.container.functions.pytree import register_nodes
 from tdstore.container.functions.torch_functions import teach_collate
@@ -324,6 +325,7 @@ __all__ = [
     "NonTensorData",
     "NonTensorDataBase",
     "NonTensorStack",
+    "PackLayout",
     "PersistentTensorDict",
     "Read",
     "Store",

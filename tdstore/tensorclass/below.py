@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -69,12 +70,39 @@ def fields_only(fn: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def renaming_fields(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Guard `rename_keys`: new keys are fields, else it raises AttributeError."""
+
+    @functools.wraps(fn)
+    def call(self: Any, mapping: Any, **kwargs: Any) -> Any:
+        if isinstance(mapping, Mapping) and not self._open:
+            for new in mapping.values():
+                if (first := entry_path(new)[0]) not in self._field_names:
+                    raise self._no_field(first)
+        return fn(self, mapping, **kwargs)
+
+    return call
+
+
+def naming_layout_class(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Make `pack` name the class in its layout, so that `unpack` gives it back."""
+
+    @functools.wraps(fn)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        flat, layout = fn(self, *args, **kwargs)
+        return flat, dataclasses.replace(layout, cls=type(self))
+
+    return call
+
+
 def guard(cls: type) -> None:
     """Guard the methods of a class by which entries come in that are no fields."""
     for name, parameter in NAMING.items():
         setattr(cls, name, guarded(getattr(cls, name), parameter))
     for name in IN_PLACE:
         setattr(cls, name, fields_only(getattr(cls, name)))
+    for name, adapted in (("rename_keys", renaming_fields), ("pack", naming_layout_class)):
+        setattr(cls, name, adapted(getattr(cls, name)))
 
 
 def check_schema(cls: Any, schema: Mapping[Any, Any]) -> None:

@@ -7,7 +7,7 @@ construction: clone contiguous copy copy_ copy_at_ empty from_dict from_dict_ins
     to_tensordict
 access: entry_class get get_at get_item_shape get_non_tensor is_empty items keys non_tensor_items sorted_keys values
 update: apply apply_ clear del_ fill_ filter_empty_ filter_non_tensor_data masked_fill masked_fill_ named_apply pop
-    popitem rename_key_ set set_ set_at_ set_non_tensor setdefault update update_ update_at_ where zero_
+    popitem rename_key_ rename_keys set set_ set_at_ set_non_tensor setdefault update update_ update_at_ where zero_
 shape: auto_batch_size_ batch_dims batch_size cat chunk depth dim expand expand_as flatten gather ndim ndimension numel
     permute reshape shape size split squeeze stack transpose unbind unflatten unsqueeze view
 index: masked_select
@@ -17,7 +17,7 @@ casting: dtype type bfloat16 bool complex128 complex32 complex64 double float fl
 device: clear_device_ cpu cuda data detach detach_ device grad pin_memory pin_memory_ requires_grad_ to zero_grad
 locking: lock_ unlock_
 names: names refine_names rename rename_
-keys: create_nested exclude flatten_keys select split_keys unflatten_keys
+keys: create_nested exclude flatten_keys pack select split_keys unflatten_keys
 lazy: lazy_stack maybe_dense_stack
 memmap: dumps is_memmap load load_ load_memmap load_memmap_ make_memmap make_memmap_from_storage
     make_memmap_from_tensor memmap memmap_ memmap_like memmap_refresh_ save saved_path
@@ -60,6 +60,7 @@ FUNCTIONS = """
     from_tuple from_struct_array from_pandas from_parquet from_csv from_json open copy from_schema backends
     append_memmap from_safetensors to_arrow to_safetensors from_arrow
     KEY_SEPARATOR collate group_by is_bool is_floating is_inexact is_integer unpad_sequence unravel_key_to_tuple
+    PackLayout
 """
 
 

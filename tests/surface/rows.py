@@ -179,6 +179,10 @@ repeat_interleave: td.repeat_interleave(2, dim=0)
 pad: td.pad([1, 0])
 select: td.select("a") | td.select(("n", "c"), "b") | td.select("no") | td.select("no", strict=False)
 exclude: td.exclude("a") | td.exclude(("n", "c"))
+rename_keys: td.rename_keys({"a": "x", ("n", "c"): "y"}) | td.rename_keys({"a": "b", "b": "a"}) |
+    td.rename_keys({"a": "b"}) | td.rename_keys({"no": "x"}) | td.rename_keys({"no": "x"}, strict=False)
+pack: td.select("a", ("n", "c")).float().pack()[0] | td.select("a", ("n", "c")).float().pack(0)[1].keys | td.pack() |
+    (lambda flat, layout: layout.unpack(flat))(*td.select("a", ("n", "c")).float().pack())
 split_keys: td.split_keys(["a"]) | td.split_keys(["a"], [("n", "c")])
 flatten_keys: td.flatten_keys() | td.flatten_keys("/")
 unflatten_keys: td.flatten_keys("/").unflatten_keys("/")

@@ -188,7 +188,7 @@ def test_structure_as_a_tensordict(kind: str, section: str, name: str, build: An
 @pytest.mark.parametrize(("section", "name"), cases(*SECTIONS))
 def test_as_the_peer(section: str, name: str) -> None:
     if name not in PEER_NAMES and name != "__setitem__":
-        assert name in "read append extend resize_ commit"
+        assert name in "read append extend resize_ commit pack rename_keys"  # the last two are newer than the peer here
         return
     problems: list[str] = []
     for expression in SECTIONS[section][name]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from tdstore.container.core.container import GROUP, VALUE, Container
 from tdstore.container.core.tensorclasses import class_of, rewrap
 from tdstore.container.entries.unbatched import is_batched
+from tdstore.container.functions.pack_layout import PackLayout, pack
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import UnevenError
@@ -175,6 +176,35 @@ class TransformsMixin(Container):
             return td  # type: ignore[no-any-return]  # nothing else has what was just read
         made = [t if t.is_contiguous() and not (canonical and _has_unusual_strides(t)) else _compact(t) for t in leaves]
         return self._apply_inplace_result(td._with_leaves(iter(made)), "make contiguous", inplace)
+
+    def pack(self, dim: int = -1, *, layout: PackLayout | None = None) -> tuple[Tensor, PackLayout]:
+        """Join the features of all leaves in one tensor. `PackLayout.unpack` makes a TensorDict of it again.
+
+        Leaves are flattened behind the batch dimensions, and joined in the order of their sorted keys. A stored
+        TensorDict is read into memory.
+
+        Args:
+            dim: the position of the features in the result, from `-(batch_dims + 1)` to `batch_dims`.
+            layout: a layout of an earlier call, whose order is used: this TensorDict must have its leaves and `dim`.
+
+        Returns:
+            A contiguous tensor of the batch size and the number of features, and its layout.
+
+        Raises:
+            InvalidTypeError: an entry is no dense tensor of the batch, or the dtypes differ.
+            DeviceError: the leaves are on several devices.
+            UnevenError: elements of a lazy stack have different keys or shapes.
+            DimensionError: there is no such `dim`.
+            DifferentKeysError: the leaves are not those of the layout.
+            InvalidArgumentError: a leaf or `dim` does not fit the layout.
+
+        Example:
+            >>> td = TensorDict({"p": torch.zeros(5), "v": torch.ones(5, 3)}, [5])
+            >>> flat, layout = td.pack()
+            >>> flat.shape, layout.keys, layout.unpack(flat[:2])["v"].shape
+            (torch.Size([5, 4]), ('p', 'v'), torch.Size([2, 3]))
+        """
+        return pack(self, dim, layout)
 
     def is_contiguous(self) -> bool:
         """Return whether every leaf is contiguous in memory."""
