@@ -286,6 +286,7 @@ class ConvertMixin(Container):
         hashes: list[str] | None = None,
         size_limit: int | str | None = 1 << 26,
         writer: Any = None,
+        finish_writer: bool | None = None,
         **kwargs: Any,
     ) -> None:
         """Write the rows as shards of MosaicML's streaming format.
@@ -297,8 +298,9 @@ class ConvertMixin(Container):
             compression: the compression of shards, such as "zstd".
             hashes: the names of hash functions for shards.
             size_limit: the largest size of a shard, in bytes.
-            writer: an open `streaming.MDSWriter` to write to instead, which is not closed. It ignores all other
-                arguments except `columns`.
+            writer: an open `streaming.MDSWriter` to write to instead. It ignores all other arguments except `columns`
+                and `finish_writer`.
+            finish_writer: whether to finish this `writer`; default: it stays open.
             **kwargs: of `streaming.MDSWriter`.
 
         Raises:
@@ -309,6 +311,7 @@ class ConvertMixin(Container):
             self,
             columns,
             writer,
+            finish_writer,
             {
                 "out": out,
                 "keep_local": keep_local,

@@ -287,6 +287,11 @@ class Writer:
     def __exit__(self, *error: object) -> None:
         self.closed = True
 
+    finished = False
+
+    def finish(self) -> None:
+        self.finished = True
+
     def write(self, sample: dict[str, Any]) -> None:
         self.samples.append(sample)
 
@@ -305,6 +310,10 @@ def test_mds(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     held.to_mds(columns={"a": "int64"}, writer=writer)
     assert writer.samples == [{"a": i} for i in range(4)]
     assert not hasattr(writer, "closed")
+    held.to_mds(columns={"a": "int64"}, writer=writer, finish_writer=False)
+    assert not writer.finished
+    held.to_mds(columns={"a": "int64"}, writer=writer, finish_writer=True)
+    assert writer.finished and len(writer.samples) == 12
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -89,6 +89,17 @@ def test_one_buffer_of_a_consolidated_tree(ask):
     assert ask("one_buffer_of_a_consolidated_tree").gave[1] == (values, True, 0)
 
 
+def test_one_buffer_in_background(ask):
+    sent, received, _ = ask("one_buffer_in_background").gave
+    assert sent == (7, True)
+    assert received == (None, of(1), of(1))
+
+
+def test_buckets_change_no_result(ask):
+    first, second, third = ask("buckets").gave
+    assert first == (of(3), of(3)) and second[0] == third[0] == of(3)
+
+
 def test_one_buffer_on_one_side_only(ask):
     for message in ask("one_buffer_on_one_side_only").raised(0, 1):
         assert "rank 0 was called with consolidated=True, rank 1 without" in message

@@ -127,6 +127,30 @@ def one_buffer_of_a_consolidated_tree(me):
 
 
 @scenario
+def one_buffer_in_background(me):
+    td = tree(me.rank + 1)
+    if me.rank == 0:
+        sent = td.isend(1, consolidated=True, init_tag=7)
+        return sent, [work.wait() for work in td.isend(1, consolidated=True, return_early=True)] != []
+    if me.rank == 1:
+        first, second = tree(2), tree(2)
+        done = first.irecv(0, consolidated=True, init_tag=7)
+        for work in second.irecv(0, consolidated=True, return_premature=True):
+            work.wait()
+        return done, plain(first), plain(second)
+    return None
+
+
+@scenario
+def buckets(me):
+    td = tree(me.rank)
+    td.all_reduce(bucket_bytes=1 << 20)
+    other = tree(me.rank)
+    other.reduce(0, bucket_bytes=1)
+    return plain(td), plain(other)
+
+
+@scenario
 def one_buffer_on_one_side_only(me):
     td = tree(me.rank)
     if me.rank == 0:

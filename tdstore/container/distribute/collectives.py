@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from tdstore.arguments import check_int
 from tdstore.container.core.container import Container
 from tdstore.container.distribute.rank_trees import (
     Described,
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 
 SCATTER = wire.schema_text([])
 """What all ranks agree on before a scatter."""
+
+
+def _check_bucket(bucket_bytes: object) -> None:
+    """Refuse a size of buckets that is none."""
+    if bucket_bytes is not None:
+        check_int(bucket_bytes, "bucket_bytes")
 
 
 class DistributedMixin(Container):
@@ -103,13 +110,14 @@ class DistributedMixin(Container):
         init_tag: int = 0,
         pseudo_rand: bool = False,
         return_early: bool = False,
+        consolidated: bool = False,
     ) -> int | list[Transfer]:
         """Send as `send`; return the last tag, or with `return_early` a list of handles to `wait()` for."""
         if not return_early:
-            return self._sent(dst, group, group_dst, init_tag, pseudo_rand)
+            return self._sent(dst, group, group_dst, init_tag, pseudo_rand, consolidated)
         link, tree = Link(group), tree_of(self)
         to = link.rank_of(dst, group_dst, "dst")
-        run = partial(collectives.send, link, tree, to, init_tag, pseudo_rand)
+        run = partial(collectives.send, link, tree, to, init_tag, pseudo_rand, consolidated)
         return collectives.in_background(run, len(tree.leaves))
 
     def irecv(
@@ -121,11 +129,12 @@ class DistributedMixin(Container):
         return_premature: bool = False,
         init_tag: int = 0,
         pseudo_rand: bool = False,
+        consolidated: bool = False,
     ) -> list[Transfer] | None:
         """Receive as `recv`; return None, or with `return_premature` a list of handles to `wait()` for."""
         link, tree = Link(group), tree_of(self)
         source = link.rank_of(src, group_src, "src")
-        run = partial(collectives.receive, link, tree, source, init_tag, pseudo_rand)
+        run = partial(collectives.receive, link, tree, source, init_tag, pseudo_rand, consolidated)
         if return_premature:
             return collectives.in_background(run, len(tree.leaves))
         run()
@@ -148,29 +157,39 @@ class DistributedMixin(Container):
         async_op: bool = False,
         return_premature: bool = False,
         group: ProcessGroup | None = None,
+        *,
+        bucket_bytes: int | None = None,
     ) -> list[Later] | None:
         """Reduce each leaf over all ranks, in place on rank `dst`; elsewhere nothing changes.
 
         Args:
+            bucket_bytes: accepted for compatibility: each leaf is reduced by itself.
             op: a `torch.distributed.ReduceOp`; default: the sum.
             async_op: with `return_premature`, return at once a list of what to `wait()` for.
 
         Raises:
             MismatchError: the structures differ, or torch.distributed cannot reduce a dtype; on all ranks.
         """
+        _check_bucket(bucket_bytes)
         link = Link(group)
         premature = async_op and return_premature
         found = collectives.reduce(link, tree_of(self), link.rank_of(dst, None, "dst"), op, not premature)
         return found if premature else None
 
     def all_reduce(
-        self, op: ReduceOp.RedOpType | None = None, *, group: ProcessGroup | None = None, async_op: bool = False
+        self,
+        op: ReduceOp.RedOpType | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        bucket_bytes: int | None = None,
     ) -> list[Later] | None:
         """Reduce each leaf over all ranks, in place on all of them; see `reduce`.
 
         Returns:
             None, or with `async_op` a list of what to `wait()` for.
         """
+        _check_bucket(bucket_bytes)
         found = collectives.reduce(Link(group), tree_of(self), None, op, not async_op)
         return found if async_op else None
 

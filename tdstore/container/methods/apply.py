@@ -302,6 +302,8 @@ class ApplyMixin(Container):
         if device is not NO_DEFAULT and device is not None:
             device = as_device(device)
         of = NO_DEFAULT if target is not None else device
+        if is_leaf is not None:
+            check_callable(is_leaf, "is_leaf")
         plan = Mapper(fn, named, default, filter_empty, call_on_nested, is_leaf, of)
         made = self._mapped(plan, others, (), batch)
         if target is not None:

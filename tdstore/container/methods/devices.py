@@ -16,7 +16,7 @@ from tdstore.container.core.one_buffer import is_one_buffer, moved
 from tdstore.container.core.staging import move
 from tdstore.container.core.tensor_attrs import FIELDS, TensorAttrs, asked, converted, described, recorded
 from tdstore.container.entries.unbatched import is_batched
-from tdstore.errors import BatchSizeError, InvalidStateError, InvalidTypeError, UnsupportedError
+from tdstore.errors import BatchSizeError, DeviceError, InvalidStateError, InvalidTypeError, UnsupportedError
 from tdstore.index.shapes import as_size
 from tdstore.threads import ThreadPool
 from tdstore.types import DeviceLike
@@ -59,7 +59,8 @@ class PlacingMixin(Container):
             *args: a device, a `torch.dtype` (every leaf is cast, also integers), a tensor, or a TensorDict. A
                 TensorDict of `TensorAttrs`, as `attrs` returns it, says for each leaf what it becomes.
             **kwargs: `device` and `dtype` by name; `non_blocking`, as in `Tensor.to`; `batch_size`, which is set in
-                place; `inplace=True`, which changes this TensorDict instead of creating a new one.
+                place; `inplace=True`, which changes this TensorDict instead of creating a new one; `cast_filter`,
+                called with the path and the tensor of each leaf: those for which it is true get the dtype.
 
         Returns:
             This TensorDict if there is nothing to change, otherwise a new one. For a TensorDict, always a new one.
@@ -73,8 +74,9 @@ class PlacingMixin(Container):
             >>> td.to(torch.float64)["a"].dtype, td.to("cpu").device
             (torch.float64, device(type='cpu'))
         """
-        inplace, batch_size, other, anew = False, None, None, False
+        inplace, batch_size, other, anew, cast_filter = False, None, None, False, None
         if kwargs:
+            cast_filter = kwargs.pop("cast_filter", None)
             kwargs.pop("num_threads", None), kwargs.pop("non_blocking_pin", None)
             inplace = kwargs.pop("inplace", False)
             batch_size = kwargs.pop("batch_size", None)
@@ -109,7 +111,11 @@ class PlacingMixin(Container):
                 return same.lock_() if self.is_locked else same
             return self
         made: Self = converted(self, each, non_blocking) if each else self
-        if device is not None or dtype is not None:
+        if cast_filter is not None and dtype is not None:
+            cast: Any = made
+            made = cast._cast(dtype, cast_filter)
+            made = made if device is None else made._to(device, None, non_blocking)
+        elif device is not None or dtype is not None:
             made = made._to(device, dtype, non_blocking)
         if cleared:
             if made is self and not inplace:
@@ -180,10 +186,21 @@ class PlacingMixin(Container):
         return self.to("cpu", **kwargs)
 
     def cuda(self, device: DeviceLike | None = None, **kwargs: Any) -> Self:
-        """Move to a GPU: `to("cuda")`, or to the one that a number, a name or a `torch.device` says."""
-        if type(device) is int:
-            device = as_device(f"cuda:{device}")
-        return self.to("cuda" if device is None else device, **kwargs)
+        """Move to a GPU: `to("cuda")`, or to the one that a number, a name or a `torch.device` says.
+
+        Args:
+            device: the number of a GPU (also as a string), `"cuda"`, `"cuda:0"`, or such a `torch.device`.
+            **kwargs: those of `to`, such as `non_blocking`.
+
+        Raises:
+            DeviceError: a device of another kind.
+        """
+        if type(device) is int or (isinstance(device, str) and device.isdigit()):
+            device = f"cuda:{device}"
+        wanted = as_device("cuda" if device is None else device)
+        if wanted.type != "cuda":
+            raise DeviceError(f"cuda() moves to a GPU, not to {wanted}", hint=f"td.to({str(wanted)!r})")
+        return self.to(wanted, **kwargs)
 
     def auto_device_(self) -> Self:
         """Set the device to that of the leaves, if they share one; also in nested TensorDicts."""

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from tdstore.arguments import as_operand, check_mask
 from tdstore.container.core.container import Container, EntrySource
+from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.functions.broadcast import expanded_as, uneven, widened
 from tdstore.container.storage.block_writer import into, rows_of
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
-from tdstore.errors import BatchSizeError, InvalidTypeError, KeyNotFoundError
+from tdstore.errors import BatchSizeError, InvalidTypeError, KeyNotFoundError, UnsupportedError
 from tdstore.keys import unravel
 from tdstore.ops.base import check_container
 from tdstore.types import Number, Path, path_text
@@ -50,13 +51,39 @@ class MaskingMixin(Container):
         """Copy, with `value` in the rows where `mask` is true."""
         return self.clone().masked_fill_(mask, value)
 
-    def masked_select(self, mask: Tensor) -> Self:
-        """Return the rows where `mask` is true, as one batch dimension: `td[mask]`."""
+    def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
+        """Return the rows where `mask` is true, as one batch dimension: `td[mask]`.
+
+        Args:
+            mask: a bool tensor of the batch size or of its leading dimensions.
+            inplace: take over these rows, and return this TensorDict. Nested TensorDicts stay the same objects.
+
+        Raises:
+            LockedError: `inplace`, and this TensorDict is locked.
+            UnsupportedError: `inplace`, and this TensorDict is stored, of parameters, a lazy stack or has one.
+
+        Example:
+            >>> td = TensorDict({"a": torch.arange(3)}, [3])
+            >>> td.masked_select(torch.tensor([True, False, True]), inplace=True)["a"], td.batch_size
+            (tensor([0, 2]), torch.Size([2]))
+        """
         check_mask(mask, "mask")
         if mask.dtype != torch.bool:
             raise InvalidTypeError(f"a mask is a bool tensor, not one of {mask.dtype}")
+        if inplace:
+            self._refuse_masking()
         made: Self = self._at(mask)._resident()
-        return made
+        return self._apply_inplace_result(made, "masked_select", inplace)
+
+    def _refuse_masking(self) -> None:
+        """Refuse `masked_select(inplace=True)` where entries cannot be replaced by some of their rows."""
+        if isinstance(self, (self._stored_class, self._stack_class, torch.nn.Module)):
+            raise UnsupportedError(
+                f"masked_select(inplace=True) of a {type(self).__name__}, or of a TensorDict that has one",
+                hint="td.masked_select(mask) returns a new TensorDict",
+            )
+        for group in self._groups():
+            unwrap(group)._refuse_masking()
 
     def _expanded_as(self, other: Any, lead: int) -> Any:
         return expanded_as(self._resident(), other, lead)

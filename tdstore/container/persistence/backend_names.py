@@ -16,7 +16,7 @@ from tdstore.container.core.container import Container
 from tdstore.container.core.locks import ALIAS, LOCKED, MAPPED, SHARED
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.persistence.saved_path import SavedPath
-from tdstore.container.persistence.saving import absolute, later, refuse_new, unlocked
+from tdstore.container.persistence.saving import absolute, later, refuse_new, trusting, unlocked
 from tdstore.container.storage.describe import describe
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import allocate, open_container, over
@@ -66,7 +66,7 @@ class NamedStorageMixin(Container):
             MemoryMappedTensor([1., 0., 0.])
         """
         files = _files_of(self) if self._state & MAPPED else None
-        if prefix is None and files is not None and not kwargs.keys() - {"return_early"}:
+        if prefix is None and files is not None and not kwargs.keys() - {"return_early", "atomic"}:
             current = self._in_class(over(*self._binding).lock_())
             return later(lambda: current) if kwargs.get("return_early") else current
         _to_files(prefix, kwargs)
@@ -114,7 +114,7 @@ class NamedStorageMixin(Container):
         prefix = absolute(prefix) if early else prefix
 
         def run() -> Any:  # self
-            if prefix is None and not kwargs and _files_of(self) is not None:
+            if prefix is None and not kwargs.keys() - {"atomic"} and _files_of(self) is not None:
                 return self.lock_()
             _refuse_other_memory(self, SHARED, "memmap_", "shared memory, where other processes see its writes")
             return self._become(self.memmap(prefix, copy_existing, **kwargs))
@@ -238,7 +238,7 @@ class NamedStorageMixin(Container):
         return None if place is None else SavedPath(place)
 
     def make_memmap(
-        self, key: NestedKey, shape: SizeLike, *, dtype: torch.dtype | None = None, robust_key: bool = True
+        self, key: NestedKey, shape: SizeLike, *, dtype: torch.dtype | None = None, robust_key: bool | None = True
     ) -> Tensor:
         """Add a zero-filled entry to the dataset of this TensorDict, locked or not."""
         spec = LeafSpec(flat_args((shape,)), dtype or torch.get_default_dtype())
@@ -251,7 +251,7 @@ class NamedStorageMixin(Container):
         *,
         copy_data: bool = True,
         existsok: bool = True,
-        robust_key: bool = True,
+        robust_key: bool | None = True,
     ) -> Tensor:
         """Add an entry with the shape and dtype of a tensor, and its data unless `copy_data=False`.
 
@@ -274,7 +274,7 @@ class NamedStorageMixin(Container):
         shape: SizeLike,
         *,
         dtype: torch.dtype | None = None,
-        robust_key: bool = True,
+        robust_key: bool | None = True,
     ) -> Tensor:
         """Add an entry with the bytes of an `UntypedStorage`.
 
@@ -358,13 +358,14 @@ class NamedStorageMixin(Container):
         made: TensorDictBase = unlocked(self.save(filename, storage="h5", **kwargs))
         return made
 
-    def to_zarr(self, filename: object, **kwargs: Any) -> TensorDictBase:
+    def to_zarr(self, filename: object, *, allow_pickle: bool | None = None, **kwargs: Any) -> TensorDictBase:
         """Save as a zarr store. Needs `tdstore-zarr`.
 
         Args:
             filename: a path or URL, or a store object of zarr. A `LocalStore` or `ZipStore` stands for its path, a
                 `MemoryStore` holds the data itself, and so do others, for which `single_writer=True` must promise that
                 no other process writes.
+            allow_pickle: accepted for compatibility: what is pickled (with `trust=True`) is read by the result.
             **kwargs: those of `save`, and options that apply to every array, such as `chunks` and `shards`.
 
         Returns:
@@ -379,6 +380,7 @@ class NamedStorageMixin(Container):
             ...     print(td["a"])
             tensor([0, 1, 2])
         """
+        trusting(allow_pickle)
         made: TensorDictBase = unlocked(self.save(cast(Location, filename), storage="zarr", **kwargs))
         return made
 
@@ -462,6 +464,7 @@ class NamedStorageMixin(Container):
         batch_dims: int | None = None,
         batch_size: SizeLike | None = None,
         device: DeviceLike | None = None,
+        non_tensor_as_stack: bool = False,
     ) -> TensorDictBase:
         """Open an HDF5 file, ours or a foreign one, as a `PersistentTensorDict`. Needs `tdstore-h5`.
 
@@ -474,6 +477,7 @@ class NamedStorageMixin(Container):
             batch_dims: at most this many batch dimensions.
             batch_size: a batch size to use instead of that in the file; the file is not changed.
             device: the device of the tensors that reads return.
+            non_tensor_as_stack: accepted for compatibility: rows of text have one value each.
 
         Raises:
             InvalidTypeError: both `batch_size` and `auto_batch_size`.
@@ -487,7 +491,7 @@ class NamedStorageMixin(Container):
             ...     print(td[1:]["a"])
             tensor([1, 2])
         """
-        made: TensorDictBase = _opened(filename, "h5", mode, auto_batch_size, batch_dims, batch_size, device)
+        made: TensorDictBase = _opened(filename, "h5", auto_batch_size, batch_dims, batch_size, device, mode=mode)
         return made
 
     @classmethod
@@ -500,25 +504,28 @@ class NamedStorageMixin(Container):
         batch_dims: int | None = None,
         batch_size: SizeLike | None = None,
         device: DeviceLike | None = None,
+        non_tensor_as_stack: bool = False,
+        allow_pickle: bool | None = None,
     ) -> TensorDictBase:
         """Open a zarr store, ours or a foreign one, as a `PersistentTensorDict`.
 
-        It is a path, a URL, or a store object of zarr, as for `to_zarr`; arguments as of `from_h5`.
+        It is a path, a URL, or a store object of zarr, as for `to_zarr`; arguments as of `from_h5` and `load`.
         """
-        made: TensorDictBase = _opened(
-            cast(Location, filename), "zarr", mode, auto_batch_size, batch_dims, batch_size, device
-        )
+        options: dict[str, Any] = {"mode": mode, **trusting(allow_pickle)}
+        place = cast(Location, filename)
+        made: TensorDictBase = _opened(place, "zarr", auto_batch_size, batch_dims, batch_size, device, **options)
         return made
 
 
 def _opened(
-    location: Location, storage: str, mode: Mode, auto: bool, batch_dims: int | None, batch_size: Any, device: Any
+    location: Location, storage: str, auto: bool, batch_dims: int | None, batch_size: Any, device: Any, **options: Any
 ) -> Any:
     if batch_size is not None and auto:
         raise InvalidTypeError("give batch_size or auto_batch_size=True, not both")
-    refuse_new(mode, f"from_{storage}")
-    locking = Container._stored_class.LOCKING if storage == "h5" else None
-    td = open_container(location, storage=storage, mode=mode, **({} if locking is None else {"locking": locking}))
+    refuse_new(options["mode"], f"from_{storage}")
+    if storage == "h5" and (locking := Container._stored_class.LOCKING) is not None:
+        options["locking"] = locking
+    td = open_container(location, storage=storage, **options)
     if batch_size is not None:
         td.batch_size = batch_size
     elif auto or batch_dims is not None:

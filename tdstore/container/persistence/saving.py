@@ -37,6 +37,17 @@ _KEPT = (Cap.PERSISTENT | Cap.SHARED).value
 _LOCATION_NAMES = ("location", "prefix", "filename", "url")
 
 
+def trusting(allow_pickle: bool | None) -> dict[str, bool]:
+    """Return the option of a store that stands for `allow_pickle=`.
+
+    Raises:
+        OptionError: it is neither a bool nor None.
+    """
+    if not isinstance(allow_pickle, (bool, type(None))):
+        raise OptionError(f"allow_pickle is True, False or None, not {allow_pickle!r}")
+    return {"trust": True} if allow_pickle else {}
+
+
 class SavingMixin(Container):
     """save, load, from_schema, read, close."""
 
@@ -58,7 +69,8 @@ class SavingMixin(Container):
         num_threads: int = 0,
         return_early: Literal[False] = False,
         share_non_tensor: bool = False,
-        robust_key: bool = True,
+        robust_key: bool | None = True,
+        atomic: bool = True,
         archive: bool | None = None,
         progress: bool = False,
         trust: bool | str | None = None,
@@ -80,7 +92,8 @@ class SavingMixin(Container):
         num_threads: int = 0,
         return_early: bool = False,
         share_non_tensor: bool = False,
-        robust_key: bool = True,
+        robust_key: bool | None = True,
+        atomic: bool = True,
         archive: bool | None = None,
         progress: bool = False,
         trust: bool | str | None = None,
@@ -97,7 +110,8 @@ class SavingMixin(Container):
             storage: name of the backend. Default: found from the location.
             mode: "w" replaces an existing dataset, "x" refuses to.
             existsok: False is `mode="x"`.
-            num_threads: accepted for compatibility, as are `share_non_tensor` and `robust_key`.
+            num_threads: accepted for compatibility, as are `share_non_tensor`, `robust_key` and `atomic`: every save is
+                atomic.
             return_early: return a future at once, and save in a thread.
             archive: True makes one file, an archive like that of a `.tdz` name (backend "tdz", with `compression=`);
                 False makes a directory, whatever the name.
@@ -160,10 +174,10 @@ class SavingMixin(Container):
         non_blocking: bool = False,
         *,
         storage: Storage = None,
-        mode: Mode = "r",
+        mode: Mode | None = "r",
         prefix: Location = None,
         out: TensorDictBase | None = None,
-        robust_key: bool = True,
+        robust_key: bool | None = True,
         num_threads: int = 0,
         allow_pickle: bool | None = None,
         **kwargs: Any,
@@ -179,7 +193,7 @@ class SavingMixin(Container):
                 only shapes and dtypes, and reads no data.
             non_blocking: accepted for compatibility.
             storage: name of the backend. Default: found from the location.
-            mode: "r", or "r+" to change the dataset.
+            mode: "r", or "r+" to change the dataset. None is "r".
             out: a TensorDict whose entries are replaced by those of the dataset, and which is returned.
             robust_key: accepted for compatibility, as is `num_threads`.
             allow_pickle: the same as `trust=True`: read pickled values. Unpickling may run any code that the writer of
@@ -203,11 +217,9 @@ class SavingMixin(Container):
             >>> TensorDict.load("run")["a"].tolist()
             [0, 1, 2]
         """
+        mode = "r" if mode is None else mode
         refuse_new(mode, "load")
-        if not isinstance(allow_pickle, (bool, type(None))):
-            raise OptionError(f"allow_pickle is True, False or None, not {allow_pickle!r}")
-        if allow_pickle:
-            kwargs["trust"] = True
+        kwargs.update(trusting(allow_pickle))
         td = open_container(location if location is not None else prefix, storage=storage, mode=mode, **kwargs)
         if isinstance(td, NonTensor):  # saved by itself; values have no device
             return td if out is None else out._become(require_container(td))

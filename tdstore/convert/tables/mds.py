@@ -18,7 +18,9 @@ SEPARATOR = "."
 _ENCODINGS: dict[type, str] = {str: "str", bytes: "bytes", int: "int", bool: "int", float: "float64"}
 
 
-def write(td: Container, columns: dict[str, str] | None, writer: Any, options: dict[str, Any]) -> None:
+def write(
+    td: Container, columns: dict[str, str] | None, writer: Any, finish: bool | None, options: dict[str, Any]
+) -> None:
     """See `TensorDict.to_mds`."""
     kind: Any = packages.mds_writer() if writer is None else None
     td = with_rows(td, "a dataset of samples")
@@ -27,6 +29,8 @@ def write(td: Container, columns: dict[str, str] | None, writer: Any, options: d
         if not hasattr(writer, "write"):
             raise refuse_type("writer", "an MDSWriter", writer)
         _write_rows(td, columns, writer)
+        if finish:
+            writer.finish()
         return
     with kind(columns=columns, **options) as made:
         _write_rows(td, columns, made)

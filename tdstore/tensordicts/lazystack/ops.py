@@ -129,8 +129,10 @@ class LazyOps(LazyWrites):
         pairs = iter(zip(conditions, self._operands(other), strict=True))
         return self._each(lambda td: td.where(*next(pairs), pad=pad))
 
-    def masked_select(self, mask: Tensor) -> Self:
+    def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
         check_mask(mask, "mask")
+        if inplace:
+            self._refuse_masking()
         if mask.dtype != torch.bool:
             raise InvalidTypeError(f"a mask is a bool tensor, not one of {mask.dtype}")
         found: Self = self._at(mask)
