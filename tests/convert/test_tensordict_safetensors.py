@@ -44,7 +44,7 @@ TENSORS = {"a": torch.arange(2), "n.x": torch.rand(2, 3), "u": torch.ones(4), "l
 
 
 @tdstore.tensorclass
-class Point:
+class NotedPoint:
     a: torch.Tensor
 
 
@@ -71,11 +71,11 @@ def test_what_the_other_package_wrote(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_tensorclasses_that_this_process_declares(known: bool, tmp_path: Path) -> None:
-    name = f"{Point.__module__}.{Point.__qualname__}" if known else "os.system"
+    name = f"{NotedPoint.__module__}.{NotedPoint.__qualname__}" if known else "os.system"
     root = {"batch_size": [2], "names": None, "class": f"<class '{name}'>", "keys": {"a": {"tensor": "a"}}}
     path = theirs(tmp_path / "t.safetensors", {"version": 1, "root": root}, {"a": torch.arange(2)})
     found = from_safetensors(path)
-    assert type(found) is (Point if known else TensorDict) and found.get("a").tolist() == [0, 1]
+    assert type(found) is (NotedPoint if known else TensorDict) and found.get("a").tolist() == [0, 1]
 
 
 def without(*at: str) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def test_what_is_written_for_the_other_package(tmp_path: Path) -> None:
             "n": TensorDict({"x": torch.rand(2, 3)}, [2, 3], names=["q", "w"]),
             "u": UnbatchedTensor(torch.ones(4)),
             "d": NonTensorData("text", [2]),
-            "p": Point(torch.ones(2), batch_size=[2]),
+            "p": NotedPoint(torch.ones(2), batch_size=[2]),
             "s": NonTensorStack("x", "y"),
         },
         [2],
@@ -125,7 +125,7 @@ def test_what_is_written_for_the_other_package(tmp_path: Path) -> None:
     assert root["keys"]["n"]["td"] == NOTE["root"]["keys"]["n"]["td"] and root["keys"]["d"] == {"non_tensor": "text"}
     assert root["keys"]["u"]["unbatched"] is True and "class" not in root["keys"]["p"]["td"]
     back = from_safetensors(tmp_path / "t.safetensors")
-    assert type(back.get("p")) is Point and list(back["s"]) == ["x", "y"]
+    assert type(back.get("p")) is NotedPoint and list(back["s"]) == ["x", "y"]
     to_safetensors(lazy_stack([td, td]), tmp_path / "l.safetensors")
     assert note_of(tmp_path / "l.safetensors") is None
 
