@@ -16,7 +16,7 @@ from tdstore.container.core.container import Container
 from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.one_buffer import consolidated_faults
 from tdstore.container.core.preallocation import mark_allocated
-from tdstore.container.functions.schema import SchemaEntry, allocation, check_sizes, flat_schema, in_memory_entry
+from tdstore.container.persistence.schema import SchemaEntry, allocation, check_sizes, flat_schema, in_memory_entry
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import allocate, open_container, over, write
 from tdstore.container.values.codecs import pickling
