@@ -451,17 +451,19 @@ class TensorDict(EntryTree):
         data = self._data
         for key in sorted(data) if sort else data:
             value = data[key]
-            is_group = type(value) is not Tensor and isinstance(value, Container)
             path = (*prefix, key)
-            if sort and is_group and not leaves_only:
+            if type(value) is Tensor or not isinstance(value, Container):
+                if not leaves_only or isinstance(value, Tensor):
+                    out.append(path if prefix else key)
+                continue
+            if sort and not leaves_only:
                 out.append(path if prefix else key)
-            if is_group:
-                below: Any = unwrap(value)  # of a tensorclass
-                if isinstance(below, TensorDict):
-                    below._list_keys(path, out, leaves_only, sort)
-                else:  # a lazy stack
-                    out += [(*path, *entry_path(k)) for k in below.keys(True, leaves_only, sort=sort)]
-            if not (leaves_only or (is_group and sort)) or isinstance(value, Tensor):
+            below: Any = unwrap(value)  # of a tensorclass
+            if isinstance(below, TensorDict):
+                below._list_keys(path, out, leaves_only, sort)
+            else:  # a lazy stack
+                out += [(*path, *entry_path(k)) for k in below.keys(True, leaves_only, sort=sort)]
+            if not (sort or leaves_only):
                 out.append(path if prefix else key)
 
     def _collect_entries(self, prefix: tuple[str, ...], out: list[tuple[Any, Any]]) -> bool:
