@@ -21,6 +21,7 @@ LOOKED_AT = 32 << 20
 """Grains of up to so many bytes are compared in a mapping, where they count as memory of the process."""
 ReadBytes = Callable[[Path, int, int], Bytes]
 _MANY = 8
+"""From so many new grains on their checksums are computed once, not read."""
 Crcs = np.ndarray[Any, np.dtype[np.uint32]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -217,7 +218,7 @@ class Sums:
         crcs, stale = np.zeros(count, np.uint32), np.ones(count, np.bool_)
         crcs[:keep] = before.crcs[:keep]
         stale[:keep] = self._mask(path, old)[:keep]
-        if count - first > _MANY:  # else reading them is as fast
+        if count - first >= _MANY:
             crcs[first:] = constant_sums(new, fill(), grain).crcs[first:]
             stale[first:] = False
         self.put(path, LeafSums(grain, crcs))
