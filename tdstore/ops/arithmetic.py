@@ -161,20 +161,65 @@ def _like(leaf: Tensor, other: Any) -> Tensor:
     return other if isinstance(other, Tensor) else torch.as_tensor(other, device=leaf.device)
 
 
-_maximum = _each(lambda a, b: torch.maximum(a, _like(a, b)))
-_minimum = _each(lambda a, b: torch.minimum(a, _like(a, b)))
-_clamp_max, _clamp_min = _each(torch.clamp_max), _each(torch.clamp_min)
-_clamp = _each3(lambda a, low, high: torch.clamp_max(torch.clamp_min(a, low), high))
+class Listed:
+    """A function over lists of leaves and operands: one call of torch for all of them.
+
+    Args:
+        each: does the same leaf by leaf: under a trace, and where torch refuses the lists.
+        at_once: takes the leaves and, for each operand, one tensor per leaf or one number for all.
+    """
+
+    __slots__ = ("at_once", "each")
+
+    def __init__(self, each: Callable[..., list[Tensor]], at_once: Callable[..., Sequence[Tensor]]) -> None:
+        self.each, self.at_once = each, at_once
+
+    def __call__(self, leaves: Sequence[Tensor], *operands: Any) -> Sequence[Tensor]:
+        """Return the results, one per leaf."""
+        if traced():
+            return self.each(leaves, *operands)
+        try:
+            return self.at_once(leaves, *map(_one_number, operands))
+        except (RuntimeError, TypeError, OverflowError):
+            return self.each(leaves, *operands)  # raises it again, unless it can convert the operands
+
+
+def _one_number(operand: Any) -> Any:
+    """Return the number that a list has for all leaves; other operands as they are."""
+    if type(operand) is list and type(operand[0]) in _NUMBERS and operand.count(operand[0]) == len(operand):
+        return operand[0]
+    return operand
+
+
+def _clamp_at_once(leaves: list[Tensor], low: Any, high: Any) -> tuple[Tensor, ...]:
+    made: tuple[Tensor, ...] = torch._foreach_clamp_min(leaves, low)
+    if type(high) is list:
+        return torch._foreach_clamp_max(made, high)  # may promote
+    torch._foreach_clamp_max_(made, high)
+    return made
+
+
+_maximum = Listed(
+    _each(lambda a, b: torch.maximum(a, b) if isinstance(b, Tensor) else torch.clamp_min(a, b)), torch._foreach_maximum
+)
+_minimum = Listed(
+    _each(lambda a, b: torch.minimum(a, b) if isinstance(b, Tensor) else torch.clamp_max(a, b)), torch._foreach_minimum
+)
+_clamp_max = Listed(_each(torch.clamp_max), torch._foreach_clamp_max)
+_clamp_min = Listed(_each(torch.clamp_min), torch._foreach_clamp_min)
+_clamp = Listed(_each3(lambda a, low, high: torch.clamp_max(torch.clamp_min(a, low), high)), _clamp_at_once)
 _logical_and = _each(lambda a, b: torch.logical_and(a, _like(a, b)))
-_lerp = _each3(lambda a, b, c: torch.lerp(a, _like(a, b).to(a.dtype), c))
+_lerp = Listed(_each3(lambda a, b, c: torch.lerp(a, _like(a, b).to(a.dtype), c)), torch._foreach_lerp)
 
 
-def _addcmul(value: float) -> Callable[..., list[Tensor]]:
-    return _each3(lambda a, b, c: torch.addcmul(a, _like(a, b), _like(a, c), value=value))
+def _addcmul(value: float) -> Listed:
+    each = _each3(lambda a, b, c: torch.addcmul(a, _like(a, b), _like(a, c), value=value))
+    return Listed(each, partial(torch._foreach_addcmul, value=value))
 
 
-def _addcdiv(value: float) -> Callable[..., list[Tensor]]:
-    return _each3(lambda a, b, c: torch.addcdiv(a, _like(a, b), _like(a, c), value=value))
+def _addcdiv(value: float) -> Listed:
+    each = _each3(lambda a, b, c: torch.addcdiv(a, _like(a, b), _like(a, c), value=value))
+    return Listed(each, partial(torch._foreach_addcdiv, value=value))
 
 
 Made = TypeVar("Made")

@@ -42,7 +42,7 @@ class LeafwiseTree(LockedTree):
 
     def _foreach(self, fn: Callable[..., Sequence[Tensor]], *operands: Any) -> Self:
         keep_lock = self._state & LOCKED and not any(isinstance(o, Tensor) and o.ndim for o in operands)
-        differ = not _is_number(operands) and uneven(self, operands)
+        differ = len(operands) > 0 and not _is_number(operands) and uneven(self, operands)
         if differ and (wide := widened(self, operands)) is not None:
             result: Self = wide[0]._foreach(fn, *wide[1])
             return result.lock_() if keep_lock else result
@@ -54,7 +54,7 @@ class LeafwiseTree(LockedTree):
         parts = [self._operand(o, leaves) for o in operands]
         if mapped():
             fn = one_by_one(fn)
-        elif not is_compiling() and fn in NUMBER_AS_TENSOR:
+        elif parts and not is_compiling() and fn in NUMBER_AS_TENSOR:
             parts[0] = as_tensors(parts[0], leaves)
         try:
             made = fn(leaves, *parts)
