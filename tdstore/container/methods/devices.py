@@ -18,6 +18,7 @@ from tdstore.container.core.tensor_attrs import FIELDS, TensorAttrs, asked, conv
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.errors import BatchSizeError, DeviceError, InvalidStateError, InvalidTypeError, UnsupportedError
 from tdstore.index.shapes import as_size
+from tdstore.ops.cast import cast_all
 from tdstore.threads import ThreadPool
 from tdstore.types import DeviceLike
 
@@ -161,7 +162,9 @@ class PlacingMixin(Container):
                 if device.type == "cpu" and all(t.is_cpu for t in leaves):
                     return leaves
                 return move(leaves, device, non_blocking=non_blocking)
-            return [t.to(device=device or t.device, dtype=dtype or t.dtype, non_blocking=non_blocking) for t in leaves]
+            if device is None and dtype is not None:
+                return cast_all(leaves, dtype)
+            return [t.to(device=device, dtype=dtype, non_blocking=non_blocking) for t in leaves]
 
         made: Self = self._resident()._foreach(convert)
         if made is not self and device is not None:
