@@ -288,7 +288,7 @@ class TensorDict(EntryTree):
                 mine: Any = data.get(key)
                 if isinstance(mine, Typed) and type(mine) is type(value) and not mine._converts:
                     mine, value = mine._tensordict, value._tensordict
-                if type(value) is not TensorDict or type(mine) is not TensorDict or mine._state:
+                if type(mine) is not TensorDict or mine._state or type(value) not in (TensorDict, dict):
                     return False
                 below.append((mine, value))
         for mine, theirs in below:
