@@ -11,6 +11,7 @@ import tensordict
 import torch
 
 import tdstore
+from tdstore.errors import BatchSizeError, LockedError
 
 
 class Part:
@@ -52,6 +53,14 @@ def locked(m: ModuleType, shift: float) -> Any:
     return nested(m, shift).lock_()
 
 
+def deep(m: ModuleType, shift: float) -> Any:
+    td = nested(m, shift)
+    td["n", "z"] = m.TensorDict({"c": torch.ones(3, 4) * shift, "b": torch.zeros(3, 4)}, [3, 4])
+    td["t"] = typed(m, shift)
+    td["s"] = m.lazy_stack([m.TensorDict({"e": torch.ones(2) * shift}) for _ in range(3)])
+    return td
+
+
 MAKERS = [flat, nested, values, typed, locked]
 ROWS = torch.tensor([2, 0])
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
@@ -60,6 +69,11 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "update(clone)": lambda td, o: td.update(o, clone=True),
     "update(keys)": lambda td, o: td.update(o, keys_to_update=["a"]),
     "update(no keys)": lambda td, o: td.update(o, keys_to_update=[]),
+    "update(dict of dicts)": lambda td, o: td.update(o.to_dict()),
+    "update(dict of dicts, clone)": lambda td, o: td.update(o.to_dict(), clone=True),
+    "update(dict of an empty dict)": lambda td, o: td.update({"a": o.get("a"), "n": {}}),
+    "update(dict of more)": lambda td, o: td.update({"n": {"new": torch.ones(3, 4), "m": {"k": torch.ones(3, 4)}}}),
+    "update(dict of nested keys)": lambda td, o: td.update({"n": {("x",): torch.ones(3, 4)}}),
     "update_(keys)": lambda td, o: td.update_(o, keys_to_update=["a"]),
     "update_at_(rows)": lambda td, o: td.update_at_(o[ROWS], ROWS),
     "update_at_(list)": lambda td, o: td.update_at_(o[[0, 1]], [1, 2]),
@@ -93,11 +107,13 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 
 OURS_ALONE = {
     ("update(no keys)", locked): "tensordict refuses an update of nothing",
+    ("update(dict of dicts, clone)", values): "tensordict raises: a text has no clone",
     ("update_(keys)", typed): "tensordict updates all fields",
     ("update_at_(rows)", typed): "tensordict raises for its own objects",
     ("update_at_(list)", typed): "tensordict raises for its own objects",
 }
 PAIRS = [(name, make) for name in CALLS for make in MAKERS if (name, make) not in OURS_ALONE]
+PAIRS += [(name, deep) for name in CALLS if name.startswith("update")]
 
 
 def plain(found: Any) -> Any:
@@ -129,6 +145,9 @@ LISTS: dict[str, Callable[[Any], Any]] = {
     "keys(sort)": lambda td: td.keys(sort=True),
     "keys(True)": lambda td: td.keys(True),
     "keys(True, True)": lambda td: td.keys(True, True),
+    "keys(True, sort)": lambda td: td.keys(True, sort=True),
+    "keys(True, True, sort)": lambda td: td.keys(True, True, sort=True),
+    "items(True, sort)": lambda td: ((k, plain(v)) for k, v in td.items(True, sort=True)),
     "values(True)": lambda td: map(plain, td.values(True)),
     "values(True, True)": lambda td: map(plain, td.values(True, True)),
     "items(True)": lambda td: ((k, plain(v)) for k, v in td.items(True)),
@@ -137,11 +156,35 @@ LISTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("make", [*MAKERS, deep])
 @pytest.mark.parametrize("name", LISTS)
 def test_lists_are_those_of_tensordict(name: str, make: Any) -> None:
     ours, theirs = (sorted(map(str, LISTS[name](make(m, 1.0)))) for m in (tdstore, tensordict))
     assert ours == theirs
+
+
+def test_a_dict_of_which_a_nested_entry_does_not_fit_changes_nothing() -> None:
+    td = deep(tdstore, 0.0)
+    with pytest.raises(BatchSizeError, match=r"entry 'x' has shape \[3, 5\]"):
+        td.update({"a": torch.ones(3), "n": {"z": {"b": torch.ones(3, 4)}, "x": torch.ones(3, 5)}})
+    with pytest.raises(LockedError, match="new"):
+        td["n", "z"].lock_()
+        td.update({"a": torch.ones(3), "n": {"z": {"new": torch.ones(3, 4)}}})
+    assert plain(td) == plain(deep(tdstore, 0.0))
+
+
+@pytest.mark.parametrize("sort", [False, True])
+@pytest.mark.parametrize("make", [flat, nested, values, deep])
+def test_keys_are_as_many_as_there_are_and_sorted_by_level(make: Any, sort: bool) -> None:
+    td = make(tdstore, 0.0)
+    keys, leaves = td.keys(True, sort=sort), td.keys(True, True, sort=sort)
+    assert len(keys) == len(list(keys)) and len(leaves) == len(list(leaves))
+    assert set(leaves) <= set(keys)
+    if sort:
+        paths = [key if isinstance(key, tuple) else (key,) for key in keys]
+        assert paths == sorted(paths)
+    td["more"] = torch.zeros(td.batch_size)
+    assert "more" in keys and len(keys) == len(list(keys))  # a view
 
 
 def test_keys_of_all_entries_are_counted_and_sorted() -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from tdstore.arguments import check_callable
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.paths import entry_path
+from tdstore.container.core.tensorclasses import unwrap
 from tdstore.errors import InvalidTypeError
 
 IsLeaf = Callable[[type], bool]
@@ -143,22 +144,25 @@ class KeysView(abc.KeysView[Any]):
 
 
 class NestedKeys(KeysView):
-    """Nested keys of a TensorDict in memory, listed at once whenever they are asked for."""
+    """Nested keys of a TensorDict in memory, those of groups too, listed at once whenever they are asked for."""
 
     __slots__ = ()
 
-    def _listed(self) -> list[Any]:
-        td: Any = self._td
-        _, leaves_only, _, sort = self._args
-        out: list[Any] = []
-        td._list_keys((), out, leaves_only, sort)
-        return out
-
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._listed())
+        td: Any = self._td
+        out: list[Any] = []
+        td._list_keys((), out, False, self._args[3])
+        return iter(out)
 
     def __len__(self) -> int:
-        return len(self._listed())
+        count, waiting = 0, [self._td]  # `list(keys)` asks for it: no key is made
+        for td in waiting:  # which grows
+            if isinstance(td, Container._resident_class):
+                count += len(td._data)
+                waiting += map(unwrap, td._groups())
+            else:
+                count += len(td.keys(True))
+        return count
 
 
 class LeafKeys(list[Any]):

@@ -439,10 +439,10 @@ class TensorDict(EntryTree):
         if not (include_nested or leaves_only):
             return SortedKeys(self._data) if sort else FirstKeys(self._data)
         if include_nested and is_leaf is None:
-            if sort or not leaves_only:
-                return NestedKeys(self, True, leaves_only, None, sort)
+            if not leaves_only:
+                return NestedKeys(self, True, False, None, sort)
             out: list[Any] = []
-            self._list_keys((), out, True, False)
+            self._list_keys((), out, True, sort)
             return LeafKeys(out)
         return super().keys(include_nested, leaves_only, is_leaf, sort=sort)
 
@@ -451,31 +451,41 @@ class TensorDict(EntryTree):
         data = self._data
         for key in sorted(data) if sort else data:
             value = data[key]
-            path = (*prefix, key)
-            if type(value) is Tensor or not isinstance(value, Container):
+            path = (*prefix, key) if prefix else key
+            if type(value) is Tensor:
+                out.append(path)
+            elif not isinstance(value, Container):
                 if not leaves_only or isinstance(value, Tensor):
-                    out.append(path if prefix else key)
-                continue
-            if sort and not leaves_only:
-                out.append(path if prefix else key)
-            below: Any = unwrap(value)  # of a tensorclass
-            if isinstance(below, TensorDict):
-                below._list_keys(path, out, leaves_only, sort)
-            else:  # a lazy stack
-                out += [(*path, *entry_path(k)) for k in below.keys(True, leaves_only, sort=sort)]
-            if not (sort or leaves_only):
-                out.append(path if prefix else key)
+                    out.append(path)
+            else:
+                if sort and not leaves_only:
+                    out.append(path)
+                below: Any = unwrap(value)  # of a tensorclass
+                full: Any = path if prefix else (key,)
+                if isinstance(below, TensorDict):
+                    below._list_keys(full, out, leaves_only, sort)
+                else:  # a lazy stack
+                    out += [(*full, *entry_path(k)) for k in below.keys(True, leaves_only, sort=sort)]
+                if not (sort or leaves_only):
+                    out.append(path)
 
-    def _collect_entries(self, prefix: tuple[str, ...], out: list[tuple[Any, Any]]) -> bool:
-        """Add keys and entries, nested TensorDicts before theirs. False if another container or names are there."""
-        if self._names is not None:
+    def _list_entries(self, prefix: tuple[str, ...], out: list[tuple[Any, Any]], leaves_only: bool) -> bool:
+        """List keys and entries, nested TensorDicts before theirs. False if another container or names are there."""
+        if self._names is not None and not leaves_only:
             return False
         for key, value in self._data.items():
-            path = (*prefix, key)
-            out.append((path if prefix else key, value))
-            if type(value) is not Tensor and isinstance(value, Container):
+            path = (*prefix, key) if prefix else key
+            if type(value) is Tensor:
+                out.append((path, value))
+            elif not isinstance(value, Container):
+                if not leaves_only or isinstance(value, Tensor):
+                    out.append((path, value))
+            else:
+                if not leaves_only:
+                    out.append((path, value))
                 group = value._tensordict if isinstance(value, Typed) else value
-                if type(group) is not TensorDict or not group._collect_entries(path, out):
+                full: Any = path if prefix else (key,)
+                if type(group) is not TensorDict or not group._list_entries(full, out, leaves_only):
                     return False
         return True
 
@@ -543,7 +553,7 @@ class TensorDict(EntryTree):
                 return leaves  # a lazy stack's would be those of each element
         if include_nested and not leaves_only and is_leaf is None and not sort:
             entries: list[tuple[Any, Any]] = []
-            if self._collect_entries((), entries):
+            if self._list_entries((), entries, False):
                 return [entry for _, entry in entries]
         return super().values(include_nested, leaves_only, is_leaf, sort=sort)
 
@@ -560,15 +570,9 @@ class TensorDict(EntryTree):
             return self._data.items() if self._names is None else self._data_with_names().items()
         if leaves_only and not include_nested and is_leaf is None and not sort and self._names is None:
             return [(key, value) for key, value in self._data.items() if isinstance(value, Tensor)]
-        if include_nested and leaves_only and is_leaf is None and not sort:
-            out: list[Any] = []
-            self._list_keys((), out, True, False)
-            leaves: list[Tensor] = []
-            if self._collect(leaves, plain=False) and len(leaves) == len(out):
-                return list(zip(out, leaves, strict=True))
-        if include_nested and not leaves_only and is_leaf is None and not sort:
+        if include_nested and is_leaf is None and not sort:
             entries: list[tuple[Any, Any]] = []
-            if self._collect_entries((), entries):
+            if self._list_entries((), entries, leaves_only):
                 return entries
         return super().items(include_nested, leaves_only, is_leaf, sort=sort)
 
