@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from tdstore.arguments import check_callable
@@ -106,7 +106,9 @@ class KeysView(abc.KeysView[Any]):
 
     def __len__(self) -> int:
         include_nested, leaves_only, _, _ = self._args
-        return sum(1 for _ in (self if include_nested or leaves_only else self._td._first_keys()))
+        nested = include_nested or leaves_only
+        keys: Iterable[Any] = walk(self._td, *self._args, True) if nested else self._td._first_keys()
+        return sum(1 for _ in keys)  # `list(view)` asks for it: no entry is read
 
     def __contains__(self, key: object) -> bool:
         path = entry_path(key)  # type: ignore[arg-type]
