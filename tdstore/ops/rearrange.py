@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, Self
 
@@ -21,6 +22,10 @@ from tdstore.types import Names, SizeLike
 
 def _dims(dims: Any, n: int) -> tuple[int, ...]:
     return tuple(as_dim(d, n) for d in (dims if isinstance(dims, (tuple, list)) else (dims,)))
+
+
+class Copying(partial[Tensor]):
+    """A function of a leaf that copies: nobody need find out whether it makes a view."""
 
 
 @dataclass
@@ -168,7 +173,7 @@ class RearrangeOps(ReshapeOps):
     def flip(self, *args: SizeLike, dims: SizeLike | None = None) -> Self:
         """Reverse the order along batch dimensions, as [`torch.flip`][]. Copies."""
         which = _dims(flat_args(args) if dims is None else dims, len(self.batch_size))
-        return self._move(lambda t: t.flip(which), self.batch_size, self._dim_names())
+        return self._move(Copying(lambda t: t.flip(which)), self.batch_size, self._dim_names())
 
     def fliplr(self) -> Self:
         """Reverse the order along batch dimension 1."""
@@ -197,6 +202,7 @@ class RearrangeOps(ReshapeOps):
         old, n = self.batch_size, len(self.batch_size)
         which = None if dims is None else _dims(dims, n)
 
+        @Copying
         def rolled(t: Tensor) -> Tensor:
             if which is not None:
                 return t.roll(shifts, which)
@@ -322,6 +328,7 @@ class RearrangeOps(ReshapeOps):
         if not at < k <= n:
             raise BatchSizeError(f"an index of {k} dimensions cannot gather along dimension {at} of a batch of {n}")
 
+        @Copying
         def take(t: Tensor) -> Tensor:
             rest = t.shape[k:]
             wide = index.reshape(*index.shape, *(1,) * len(rest)).expand(*index.shape, *rest)

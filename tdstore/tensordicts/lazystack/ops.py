@@ -587,10 +587,12 @@ class LazyOps(LazyWrites):
         return self._apply_inplace_result(made, "reshape", inplace)
 
     def _flattened(self, start_dim: int | None, end_dim: int | None) -> Any:
-        n = len(self._batch_size)
-        first = 0 if start_dim is None else as_dim(start_dim, n) if n else 0
-        last = n - 1 if end_dim is None else as_dim(end_dim, n) if n else 0
-        if n > 1 and (first, last) == (0, n - 1) and not self._ragged:
+        n = self.batch_dims
+        first = 0 if start_dim is None else as_dim(start_dim, n)
+        last = n - 1 if end_dim is None else as_dim(end_dim, n)
+        if first == last:
+            return self._return_unchanged()
+        if (first, last) == (0, n - 1) and not self._ragged:
             return self.view(-1)
         return super()._flattened(start_dim, end_dim)
 
