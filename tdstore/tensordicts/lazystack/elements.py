@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import GROUP, Container, EntrySource
 from tdstore.container.core.locks import LOCKED, READONLY
+from tdstore.container.methods.update_source import as_key_list, flat_pairs
 from tdstore.container.storage.change_plan import Changes
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.index.index_terms import as_row
@@ -23,7 +24,6 @@ from tdstore.tensordicts.resident.entries import ResidentTree
 from tdstore.tensordicts.resident.entry_access import EntryTree
 from tdstore.tensordicts.resident.indexing import IndexedTree
 from tdstore.tensordicts.resident.leafwise import LeafwiseTree, run_in_place
-from tdstore.tensordicts.resident.locked_facts import LockedTree
 from tdstore.tensordicts.resident.write_checks import are_plain, copy_plain, have_same_shapes
 from tdstore.types import IndexType, NestedKey, Number, SizeLike
 
@@ -238,29 +238,70 @@ class ElementTree(LazyOps):
             run_in_place(fn, leaves, operands, parts)
         return True
 
-    def _copy_elements(self, source: Any) -> bool:
-        """Copy the tensors of all elements. False, and nothing done, unless they are locked and have the same keys."""
-        if not isinstance(source, LazyTree) or source._stack_dim != self._stack_dim:
-            return False
-        if len(source._tds) != len(self._tds):
-            return False
+    def _copy_whole(self, source: Any, keys: Any) -> bool:
+        """Copy tensors into whole entries. False, and nothing done, if anything needs a closer look."""
         mine: list[Tensor] = []
         theirs: list[Tensor] = []
-        keys: tuple[Any, ...] | None = None
+        if isinstance(source, LazyTree):
+            alike = source._stack_dim == self._stack_dim and len(source._tds) == len(self._tds)
+            if not alike or not (
+                self._pair_elements(source, mine, theirs)
+                if keys is None
+                else self._pair_entries(source, keys, mine, theirs)
+            ):
+                return False
+        elif keys is not None or not self._pair_parts(source, mine, theirs):
+            return False
+        if not mine or not are_plain(zip(mine, theirs, strict=True)) or _share(mine, theirs):
+            return False
+        copy_plain(mine, theirs)
+        return True
+
+    def _pair_elements(self, source: Any, mine: list[Tensor], theirs: list[Tensor]) -> bool:
+        """Pair the tensors of the elements with those of another stack's. False if anything else is there."""
+        plain = self._resident_class
         for td, part in zip(self._tds, source._tds, strict=True):
-            if not isinstance(td, LockedTree) or not isinstance(part, LockedTree):
+            if type(td) is not plain or type(part) is not plain or td._state & READONLY:
                 return False
             facts, others = td._tree_facts(), part._tree_facts()
             if facts is None or facts.has_values or others is None or facts.keys != others.keys:
+                pairs: list[tuple[Tensor, Tensor]] = []
+                if not td._pair_existing(part, pairs, False):
+                    return False
+                mine += [pair[0] for pair in pairs]
+                theirs += [pair[1] for pair in pairs]
+            elif have_same_shapes(facts.leaves, others.leaves):
+                mine += facts.leaves
+                theirs += others.leaves
+            else:
                 return False
-            if keys is not None and facts.keys != keys:  # what only some elements have is no entry of the stack
+        return True
+
+    def _pair_entries(self, source: Any, keys: list[Any], mine: list[Tensor], theirs: list[Tensor]) -> bool:
+        """Pair tensors as `_pair_elements`, those of some keys."""
+        for key in keys:
+            targets, parts = self._tensors(key, to_write=True), source._tensors(key)
+            if targets is None or parts is None or not have_same_shapes(targets, parts):
                 return False
-            keys = facts.keys
-            mine += facts.leaves
-            theirs += others.leaves
-        if not have_same_shapes(mine, theirs) or not are_plain(zip(mine, theirs, strict=True)):
+            mine += targets
+            theirs += parts
+        return True
+
+    def _pair_parts(self, source: Any, mine: list[Tensor], theirs: list[Tensor]) -> bool:
+        """Pair the tensors of the elements with parts of those of a dict or a TensorDict."""
+        d, n = self._stack_dim, len(self._tds)
+        if type(source) is not dict and (
+            type(source) is not self._resident_class or source._batch_size[d : d + 1] != (n,)
+        ):
             return False
-        copy_plain(mine, theirs)
+        for path, value in flat_pairs(source, stacks=False):
+            if type(value) is not Tensor or value.is_nested or value.ndim <= d or value.shape[d] != n:
+                return False
+            targets, parts = self._tensors(path if len(path) > 1 else path[0], to_write=True), value.unbind(d)
+            if targets is None or not have_same_shapes(targets, parts):
+                return False
+            mine += targets
+            theirs += parts
         return True
 
     # -- rows --------------------------------------------------------------------------------
@@ -292,11 +333,20 @@ class ElementTree(LazyOps):
             super()._set_rows(index, value)
 
     def _update_in_place(self, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> Self:
-        if keys_to_update is None and (
-            self._copy_elements(source) if at is None else len(at) == 1 and self._write_elements(at[0], source)
-        ):
+        keys_to_update = None if keys_to_update is None else as_key_list(keys_to_update)
+        if at is None:
+            if self._copy_whole(source, keys_to_update):
+                return self
+        elif keys_to_update is None and len(at) == 1 and self._write_elements(at[0], source):
             return self
         return super()._update_in_place(source, at, keys_to_update)
+
+    def update(
+        self, input_dict_or_td: EntrySource | None = None, clone: bool = False, inplace: bool = False, **kwargs: Any
+    ) -> Self:
+        if inplace and not kwargs and self._copy_whole(input_dict_or_td, None):
+            return self
+        return super().update(input_dict_or_td, clone, inplace, **kwargs)
 
     def masked_fill_(self, mask: Tensor, value: EntrySource | Tensor | Number) -> Self:
         self._check_mask(mask)

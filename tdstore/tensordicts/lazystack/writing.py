@@ -25,7 +25,7 @@ from tdstore.container.storage.change_plan import Changes, together
 from tdstore.container.storage.growth import Growth, check_owner, step_of
 from tdstore.container.storage.open_and_save import over
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
-from tdstore.errors import BatchSizeError, InvalidArgumentError, KeyExistsError, UnevenError, UnsupportedError
+from tdstore.errors import BatchSizeError, InvalidArgumentError, KeyExistsError, UnsupportedError
 from tdstore.index.index_terms import as_terms, spelled_out
 from tdstore.index.rows import put
 from tdstore.index.selection import index_shape
@@ -121,6 +121,8 @@ class LazyWrites(LazyTree):
         """Coerce a part for each element, to its entry's own kind and shape."""
         if self._kind(key) == LEAF and isinstance(item, (bool, int, float, complex)):
             item = tensor_for(item, f"entry {key!r}")
+        elif type(item) is Tensor and self._alike(key, item):
+            return Parts(item.unbind(self._stack_dim))
         if isinstance(item, Tensor) and not item.is_nested and self._kind(key) == LEAF:
             shape, batch = self._leaf_shape(key), self._batch_size
             if item.shape[: len(batch)] != batch and -1 not in shape:
@@ -595,6 +597,3 @@ class LazyWrites(LazyTree):
         columns = {k: self._split(k, v) for k, v in entries.items()}
         for i, td in enumerate(self._tds):
             td._plan_writes({k: parts[i] for k, parts in columns.items()}, writes, values)
-
-
-__all__ = ["LazyWrites", "Parts", "UnevenError"]

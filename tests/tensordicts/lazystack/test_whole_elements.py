@@ -11,7 +11,7 @@ import torch
 
 import tdstore
 from tdstore import LazyStackedTensorDict, TensorDict
-from tdstore.errors import LockedError
+from tdstore.errors import BatchSizeError, DimensionError, GradientError, InvalidArgumentError, LockedError
 
 ROWS = torch.tensor([4, 0, 2])
 MASK = torch.tensor([True, False, True, True, False])
@@ -209,3 +209,126 @@ def test_stored_elements_at_a_mask_are_windows(tmp_path: Path) -> None:
     assert [bool((part["a"] == 0).all()) for part in parts] == MASK.tolist()
     for part in parts:
         part.close()
+
+
+# -- whole entries -------------------------------------------------------------------------------
+def wide() -> TensorDict:
+    return dense() * 2 + 100
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "a dict": lambda: wide().to_dict(),
+    "a dict of one entry": lambda: {"a": wide()["a"]},
+    "a dict with nested keys": lambda: {("n", "b"): wide()["n", "b"]},
+    "a dict of other dtypes": lambda: {"a": wide()["a"].double()},
+    "a TensorDict": wide,
+    "a lazy stack": lambda: stack(wide()),
+    "a locked one": lambda: stack(wide()).lock_(),
+    "one along another dimension": lambda: tdstore.lazy_stack([td.clone() for td in wide().unbind(1)], 1),
+    "one of other dtypes": lambda: stack(wide().double()),
+}
+
+
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("call", ["update_", "update", "copy_", "keys"])
+def test_whole_entries_are_written_as_in_a_dense_one(call: str, source: str, locked: bool) -> None:
+    want, got = dense(), stack()
+    before = [td["a"] for td in got.tensordicts]
+    if locked:
+        got.lock_()
+    for td in (want, got):
+        value = SOURCES[source]()
+        if call == "update":
+            td.update(value, inplace=True)
+        elif call == "keys":
+            td.update_(value, keys_to_update=["a"])
+        else:
+            getattr(td, call)(value)
+    same(got, want)
+    assert all(td["a"] is old for td, old in zip(got.tensordicts, before, strict=True))
+
+
+def test_entries_that_are_new_are_added_or_refused() -> None:
+    td, other = stack(), stack(wide())
+    other["c"] = torch.ones(5, 3)
+    with pytest.raises(KeyError):
+        td.update_(other)
+    same(td, dense())
+    td.update_(other, keys_to_update=["a", ("n", "b")])
+    same(td, wide())
+    td.update(other, inplace=True)
+    same(td, wide().set("c", torch.ones(5, 3)))
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_elements_that_are_written_over_one_another_are_read_first(locked: bool) -> None:
+    td, want = stack(), dense().flip(0)
+    if locked:
+        td.lock_()
+    td.update_(tdstore.lazy_stack(td.tensordicts[::-1]))
+    same(td, want)
+    td.update_(tdstore.lazy_stack(td.tensordicts[::-1]), keys_to_update=iter(["a"]))
+    assert torch.equal(td["a"], dense()["a"]) and torch.equal(td["n", "b"], want["n", "b"])
+    td.update_({"n": {"b": td["n", "b"].flip(0)}})
+    same(td, dense())
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        ({"a": torch.zeros(5, 3, 4), "n": {"b": torch.zeros(5, 2)}}, BatchSizeError),
+        ({"a": torch.zeros(5, 3, 4), "new": torch.zeros(5, 3)}, KeyError),
+        ({"a": torch.zeros(5, 3, 4), "n": {"b": "text"}}, InvalidArgumentError),
+        (TensorDict({"a": torch.zeros(5, 3, 4)}), BatchSizeError),
+        (TensorDict({"a": torch.zeros(4, 3, 4)}, [4]), BatchSizeError),
+    ],
+    ids=["shape", "key", "kind", "no batch", "fewer rows"],
+)
+def test_what_does_not_fit_in_one_entry_changes_none(source: Any, error: type[Exception]) -> None:
+    td = stack()
+    with pytest.raises(error):
+        td.update_(source)
+    same(td, dense())
+
+
+def test_entries_that_only_some_elements_have_are_copied_by_element() -> None:
+    td, other = stack(), stack(wide())
+    for one in (td, other):
+        one.tensordicts[1]["own"] = torch.full((3,), float(one is other))
+    td.update_(other)
+    same(td, wide())
+    assert td.tensordicts[1]["own"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_elements_that_require_gradients_refuse_all() -> None:
+    td = stack()
+    td.tensordicts[3]["a"].requires_grad_()
+    with pytest.raises(GradientError):
+        td.update_(stack(wide()))
+    with torch.no_grad():
+        same(td, dense())
+        td.update_(stack(wide()))
+        same(td, wide())
+
+
+def test_rolled_and_flipped_ones_are_copies() -> None:
+    td = stack()
+    for made, want in (
+        (td.roll(2, 0), dense().roll(2, 0)),
+        (td.flip(1), dense().flip(1)),
+        (td.roll(4), dense().roll(4)),
+    ):
+        same(made, want)
+    held = TensorDict({"all": td}, [5])
+    same(held.roll(1, 0)["all"], dense().roll(1, 0))
+    same(held.flip(0)["all"], dense().flip(0))
+
+
+def test_a_dimension_that_is_flattened_alone_stays_as_it_is() -> None:
+    td = stack()
+    assert td.flatten(0, 0) is td and td.flatten(-1, 1) is td
+    with pytest.raises(InvalidArgumentError, match="the end comes first"):
+        td.flatten(1, 0)
+    with pytest.raises(DimensionError):
+        td.flatten(2, 2)
