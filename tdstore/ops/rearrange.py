@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import Any, Self
 
@@ -24,8 +23,16 @@ def _dims(dims: Any, n: int) -> tuple[int, ...]:
     return tuple(as_dim(d, n) for d in (dims if isinstance(dims, (tuple, list)) else (dims,)))
 
 
-class Copying(partial[Tensor]):
+class Copying:
     """A function of a leaf that copies: nobody need find out whether it makes a view."""
+
+    # No subclass of functools.partial: torch.compile cannot trace one.
+    def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
+        self.fn = fn
+
+    def __call__(self, leaf: Tensor) -> Tensor:
+        """Return the copy."""
+        return self.fn(leaf)
 
 
 @dataclass
