@@ -170,4 +170,20 @@ class CastOps(OpsBase):
 
 def cast_all(leaves: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Cast tensors; those that have the dtype are returned themselves."""
-    return [leaf.type(dtype) for leaf in leaves]  # half the time of `to`
+    method = _METHODS.get(dtype)
+    return [leaf.type(dtype) for leaf in leaves] if method is None else list(map(method, leaves))
+
+
+_METHODS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
+    torch.bfloat16: Tensor.bfloat16,
+    torch.bool: Tensor.bool,
+    torch.float16: Tensor.half,
+    torch.float32: Tensor.float,
+    torch.float64: Tensor.double,
+    torch.int8: Tensor.char,
+    torch.int16: Tensor.short,
+    torch.int32: Tensor.int,
+    torch.int64: Tensor.long,
+    torch.uint8: Tensor.byte,
+}
+"""The casts that torch has methods for. These take half the time of `to`, and less than `type`."""
