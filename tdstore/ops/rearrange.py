@@ -24,7 +24,7 @@ def _dims(dims: Any, n: int) -> tuple[int, ...]:
 
 
 class Copying:
-    """A function of a leaf that copies: nobody need find out whether it makes a view."""
+    """A function of a leaf that copies, so that no caller tests whether it makes a view."""
 
     # No subclass of functools.partial: torch.compile cannot trace one.
     def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
