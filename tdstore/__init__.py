@@ -114,6 +114,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+TensorCollection = TensorDictBase | TensorClass | NonTensorData | NonTensorStack
+"""What `is_tensor_collection` accepts, for type hints and `isinstance`."""
 NonTensorDataBase = NonTensorData  # one value for a batch, `MetaData` included; stacks of values are none
 
 register_nodes()
@@ -332,6 +334,7 @@ __all__ = [
     "StoreHandle",
     "TensorAttrs",
     "TensorClass",
+    "TensorCollection",
     "TensorDict",
     "TensorDictBase",
     "TensorDictParams",

@@ -51,7 +51,8 @@ FUNCTIONS = """
     TensorDict TensorDictBase LazyStackedTensorDict PersistentTensorDict TensorDictStore LazyStackedTensorDictStore
     TypedTensorDict UnbatchedTensor MetaData NonTensorData NonTensorDataBase NonTensorStack TensorAttrs TensorClass
     TensorDictParams MemoryMappedTensor pack_memmap unpack_memmap is_memmap_archive refresh_archive_checksums load
-    load_memmap memmap save from_h5 from_zarr from_consolidated is_tensor_collection is_leaf_nontensor default_is_leaf
+    load_memmap memmap save from_h5 from_zarr from_consolidated is_tensor_collection is_leaf_nontensor
+    TensorCollection default_is_leaf
     is_non_tensor is_tensorclass set_get_defaults_to_none get_defaults_to_none assert_allclose_td assert_close
     capture_non_tensor_stack dense_stack_tds from_module from_modules from_namedtuple from_pytree fromkeys
     get_printoptions set_printoptions is_batchedtensor lazy_legacy list_to_stack make_tensordict merge_tensordicts pad
