@@ -161,6 +161,34 @@ def test_a_temporary_writer_that_dies_at_each_step(begun, tmp_path):
     assert not template.exists()
 
 
+def test_a_writer_that_dies_while_it_skips_rows(tmp_path):
+    """Rows that were appended when a process died, and never became visible, are not there for a later write either."""
+    template, place = tmp_path / "template", tmp_path / "rows"
+    storage = LazyMemmapStorage(CAPACITY, scratch_dir=template)
+    storage.append(numbered(1, 30))
+    storage.empty()
+    storage.close()
+    shutil.copytree(template, place)
+
+    def work():
+        storage = LazyStorage.open(place)
+        storage.append(numbered(1, 4))
+        storage.set([20, 9], numbered(90, 2))
+
+    points, lengths = [(table, "memmove"), (table, "write_state"), (table, "_copy_brief")], set()
+    for _ in copies(work, partial(at_steps, points), lambda: StoredFiles(place), step=1, least=6):
+        storage = LazyStorage.open(place)
+        lengths.add(len(storage))
+        storage.set([25], numbered(95, 1))
+        first = [1, 2, 3, 4] if lengths and storage[0]["i"] else [0] * 4
+        numbers = storage[:]["i"].tolist()
+        assert numbers[:4] == first and numbers[25] == 95
+        assert {(k, n) for k, n in enumerate(numbers[4:25], 4) if n} in (set(), {(20, 90), (9, 91)})
+        assert (storage[:]["wide"] == storage[:]["i"].view(-1, 1)).all()
+        storage.close()
+    assert lengths == {0, 4, 21}
+
+
 def test_a_temporary_write_that_fails_leaves_the_rows_as_they_were(tmp_path, monkeypatch):
     storage = LazyMemmapStorage(CAPACITY, auto_cleanup=True)
     storage.append(numbered(0, 45))

@@ -222,8 +222,9 @@ def test_what_lies_in_the_place_already(tmp_path):
     longer = LazyMemmapStorage(8, scratch_dir=place, existsok=True)
     longer.set(0, rows(10)[0])
     assert len(longer) == 1 and longer.capacity == 8 and (place / "a.memmap").stat().st_ino == inode
+    assert longer.all_slots()["a"].tolist() == [10, 2, 3, 4, 5, 0, 0, 0]
     longer.set(4, rows(50)[0])
-    assert longer[:]["a"].tolist() == [10, 2, 3, 4, 50], "the rows that were there are there"
+    assert longer[:]["a"].tolist() == [10, 0, 0, 0, 50], "the space is taken over, not the rows"
 
 
 def test_a_folder_of_tensors_that_no_storage_wrote(tmp_path):
@@ -232,7 +233,7 @@ def test_a_folder_of_tensors_that_no_storage_wrote(tmp_path):
         LazyStorage.open(tmp_path / "rows")
     storage = LazyMemmapStorage(3, scratch_dir=tmp_path / "rows", existsok=True)
     storage.set(1, rows(20)[0])
-    assert len(storage) == 2 and storage[:]["a"].tolist() == [1, 20]
+    assert len(storage) == 2 and storage[:]["a"].tolist() == [0, 20]
 
 
 def test_a_place_opens_as_a_tensordict_too(tmp_path):

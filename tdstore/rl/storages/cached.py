@@ -12,13 +12,12 @@ from torch import Tensor
 
 from tdstore import StoreHandle, lifetime
 from tdstore.dtypes import to_numpy
+from tdstore.rl.storages.indices import blocks_of
 from tdstore.rl.storages.state import LENGTH, Ints, State, read_state, write_state
 from tdstore.rl.storages.structure import Column
 from tdstore.rl.storages.table import STATE, UNDO, ArrayTable, Rows, Table, count_of
 from tdstore.store import Cap
 from tdstore.types import Read, Write
-
-_BLOCK = 8 << 20
 
 
 class StoredTable(Table):
@@ -240,9 +239,7 @@ def _mirror(stored: StoredTable) -> ArrayTable:
     tensors = [torch.zeros(shape, dtype=c.dtype, device="cpu") for shape, c in zip(shapes, stored.columns, strict=True)]
     made = ArrayTable(stored.columns, stored.capacity, stored.inner, tensors)
     state = stored.state
-    step = max(1, _BLOCK // max(1, sum(c.nbytes for c in stored.columns) * stored.slots_per_row))
-    for start in range(0, state.length, step):
-        rows = slice(start, min(state.length, start + step))
+    for rows in blocks_of(slice(0, state.length), stored.row_bytes):
         made.write(rows, stored.look(rows))
     made.commit(state)
     return made

@@ -19,6 +19,7 @@ from tdstore import StoreHandle, TensorDict
 from tdstore.dtypes import dtype_name
 from tdstore.errors import BatchSizeError, InvalidStateError, InvalidTypeError, StateDictError
 from tdstore.rl.storages.cached import CachedTable, StoredTable
+from tdstore.rl.storages.indices import blocks_of
 from tdstore.rl.storages.places import (
     Found,
     Place,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from tdstore.rl.storages.lazy import LazyStorage
 
 METADATA = "storage_metadata.json"
-BLOCK = 8 << 20
-"""Bytes that are copied at once."""
 
 
 # -- checkpoints -------------------------------------------------------------------------------
@@ -305,11 +304,8 @@ def flattened(source: LazyStorage, target: LazyStorage) -> LazyStorage:
 
 def _copy(source: Table, target: Table, state: State) -> None:
     """Copy the visible rows by blocks, then the counters; values may become wider."""
-    row = max(1, sum(c.nbytes for c in source.columns) * source.slots_per_row)
-    step = max(1, BLOCK // row)
     places = {c.path: k for k, c in enumerate(source.columns)}
-    for start in range(0, state.length, step):
-        rows = slice(start, min(state.length, start + step))
+    for rows in blocks_of(slice(0, state.length), source.row_bytes):
         stored = source.look(rows)
         values = [_as_wide(stored[places[c.path]], c.shape[-1] if c.values else None) for c in target.columns]
         target.write(rows, [value.cpu() for value in values])
@@ -429,9 +425,8 @@ def widened(table: Table, structure: Structure, ndim: int, state: State) -> Tabl
     with handle.changing():
         handle.store.create({name: specs[path] for name, path in beside.items()})
         for name, path in beside.items():
-            step = max(1, BLOCK // (specs[path].nbytes // capacity))
-            for start in range(0, state.length, step):
-                index = (slice(start, min(state.length, start + step), 1),)
+            for rows in blocks_of(slice(0, state.length), specs[path].nbytes // capacity):
+                index = (slice(rows.start, rows.stop, 1),)
                 old = handle.store.read([Read(path, index)])[0]
                 handle.store.write([Write(name, index, _as_wide(old, specs[path].shape[-1]))])
         handle.store.rename(beside)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,6 +17,8 @@ from tdstore.rl.storages.table import Rows
 from tdstore.rl.types import RowIndex
 
 D = TypeVar("D")
+_BLOCK = 8 << 20
+"""Bytes that are copied at once."""
 
 
 class Selection(NamedTuple):
@@ -196,6 +198,57 @@ def _indexed(data: Any, index: tuple[Any, ...]) -> Any:
         parts = [_indexed(value, index) for value in data]
         return type(data)(*parts) if hasattr(data, "_fields") else tuple(parts)
     return data[index]
+
+
+def rows_to_write(cursor: Any, count: int, length: int, limit: int, name: str) -> Ints:
+    """Return the rows that a write names.
+
+    Args:
+        cursor: an int, a slice, a range, a list or a tensor; negative rows count from the length.
+        count: rows of the data, where a slice has no end.
+        length: visible rows.
+        limit: rows for which there is room.
+        name: class of the storage, for errors.
+
+    Raises:
+        IndexError: a row is out of range.
+    """
+    if isinstance(cursor, slice):
+        stop = cursor.stop if cursor.stop is not None else max(length, (cursor.start or 0) + count)
+        start, stop, step = slice(cursor.start, stop, cursor.step).indices(max(length, limit))
+        rows = np.arange(start, stop, step)
+    else:
+        rows = as_ints(list(cursor) if isinstance(cursor, range) else cursor).reshape(-1)
+        if len(rows) and rows.min() < -length:
+            raise OutOfRangeError(f"index {int(rows.min())} is out of range: {length} rows of this {name} are written")
+        if len(rows) and rows.min() < 0:
+            rows = np.where(rows < 0, rows + length, rows)
+    if len(rows) and rows.max() >= limit:
+        raise OutOfRangeError(
+            f"index {int(rows.max())} is out of range: this {name} has room for {limit} rows, "
+            f"of which {length} are written"
+        )
+    return rows
+
+
+def skipped_rows(rows: Rows, before: int, after: int) -> slice | None:
+    """Return a slice with all rows that become visible as the length grows, and are not written; None without any.
+
+    Rows that are written may lie between them.
+    """
+    if isinstance(rows, slice):
+        return slice(before, rows.start) if before < min(rows.start, after) else None
+    missing = np.ones(max(0, after - before), bool)
+    missing[rows[(rows >= before) & (rows < after)] - before] = False
+    found = np.flatnonzero(missing)
+    return slice(before + int(found[0]), before + int(found[-1]) + 1) if len(found) else None
+
+
+def blocks_of(rows: slice, row_bytes: int) -> Iterator[slice]:
+    """Cut rows into blocks of a few MiB."""
+    step = max(1, _BLOCK // max(1, row_bytes))
+    for start in range(rows.start, rows.stop, step):
+        yield slice(start, min(rows.stop, start + step))
 
 
 def visible(places: Sequence[Rows], length: int) -> Rows | None:

@@ -68,7 +68,7 @@ class LazyStorage(TabularStorage):
         path: where the rows are, for a backend that is named. Without it they are temporary.
         device: "cpu" and "auto" for a backend; for tensors, the device ("auto": that of the first data).
         ndim: number of leading dimensions of the data that are slots.
-        existsok: take over what is at `path`: its space, not its length.
+        existsok: take over what is at `path`: its space, not its rows.
         shared_init: the storage may be sent to other processes of this host before its first write. The process that
             writes first allocates the rows; all write and read the same ones.
         auto_cleanup: remove the rows when the storage is garbage collected, or this process ends. Default: whether
@@ -488,7 +488,7 @@ class LazyStorage(TabularStorage):
         return made
 
     def all_slots(self) -> Any:
-        """Return all `max_size` slots, zeros where nothing was written; views if the storage has live tensors."""
+        """Return all `max_size` slots, with zeros or former rows beyond the length; views of live tensors."""
         with self._lock:
             table = self._ready()
             return self._structure.build(table.look(slice(0, table.capacity)), (table.capacity, *table.inner))

@@ -29,7 +29,7 @@ class State(NamedTuple):
     """Rows that a write in progress has saved in order to undo it; 0 when none is in progress. If rows are not saved:
     -1 less the first row that the write overwrites."""
     scattered: int = 0
-    """1 when rows were written at indices beyond the length, with gaps."""
+    """1 when rows below the length may have no blocks on the disk, as in a place that was taken over."""
     epoch: int = 0
     """Number of writes other than of a ring: whoever remembers where episodes begin must look again."""
 

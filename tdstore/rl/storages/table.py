@@ -148,6 +148,7 @@ class Table(ABC):
         self.capacity = capacity
         self.inner = inner
         self.slots_per_row = math.prod(inner)
+        self.row_bytes = sum(column.nbytes for column in columns) * self.slots_per_row
         self.undo_rows = undo_rows(columns, capacity, self.slots_per_row)
         """How many rows can be saved for undoing."""
 
@@ -466,8 +467,7 @@ class LiveTable(ArrayTable):
             self.durable, self.undo_rows = True, capacity
         self._mapped = all(isinstance(tensor, MemoryMappedTensor) for tensor in tensors)
         self._largest = max((size for _, size in self._bytes), default=0)
-        row = sum(column.nbytes for column in columns) * self.slots_per_row
-        self._ahead = max(1, _AHEAD // max(row, 1))
+        self._ahead = max(1, _AHEAD // max(self.row_bytes, 1))
 
     @property
     def state(self) -> State:

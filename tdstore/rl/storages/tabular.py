@@ -27,12 +27,15 @@ from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.indices import (
     Selection,
     as_ints,
+    blocks_of,
     check,
     goes_into_rows,
     into_rows,
     is_int,
     last_of,
+    rows_to_write,
     select,
+    skipped_rows,
     visible,
 )
 from tdstore.rl.storages.lists import leading, stacked
@@ -266,9 +269,18 @@ class TabularStorage(Storage):
         return packed(values, shape, width)
 
     def _transact(
-        self, table: Table, pieces: Sequence[tuple[Rows, Sequence[Any]]], before: State, after: State
+        self,
+        table: Table,
+        pieces: Sequence[tuple[Rows, Sequence[Any]]],
+        before: State,
+        after: State,
+        skipped: slice | None = None,
     ) -> None:
-        """Write rows and commit the counters. After an error the previous rows are restored."""
+        """Write rows and commit the counters. After an error the previous rows are restored.
+
+        Args:
+            skipped: rows that become visible without being among those that are written.
+        """
         saved = False
         if table.durable and before.length:
             rows = visible([rows for rows, _ in pieces], before.length)
@@ -276,6 +288,8 @@ class TabularStorage(Storage):
                 table.save(rows, before)
                 saved = True
         try:
+            if skipped is not None:
+                clear(table, skipped)
             for rows, values in pieces:
                 table.write(rows, values)
             self._commit(table, after)
@@ -337,7 +351,7 @@ class TabularStorage(Storage):
         state, capacity = self._state, table.capacity
         self.filled_directly = False
         start, counted = state.cursor, state.write_count
-        if start + n < capacity and (not table.durable or n <= table.undo_rows):
+        if start + n < capacity and start <= state.length and (not table.durable or n <= table.undo_rows):
             end = start + n
             after = State(max(state.length, end), end, counted + n, 0, state.scattered, state.epoch)
             self._transact(table, ((slice(start, end), values),), state, after)
@@ -346,7 +360,8 @@ class TabularStorage(Storage):
         if n > capacity:
             done = n - capacity
             at = (start + done) % capacity
-        gap = n > capacity and at > state.length  # below are rows that were never written
+        gap = n > capacity and at > state.length  # the rows below come after those of the first part
+        skipped = slice(state.length, at) if at > state.length and not gap else None
         while done < n:
             count = n - done
             if table.durable and count > 1 and (at < state.length or at + count > capacity):
@@ -360,15 +375,17 @@ class TabularStorage(Storage):
             after = State(length, end % capacity, counted + done + count, 0, state.scattered, state.epoch)
             if gap and done + count < n:
                 after = state
-            self._transact(table, pieces, state, after)
-            state, at, done = after, end % capacity, done + count
+            self._transact(table, pieces, state, after, skipped)
+            state, at, done, skipped = after, end % capacity, done + count, None
         return np.arange(start, start + n) % capacity
 
     # -- any rows ----------------------------------------------------------------------------------
     def set(self, cursor: RowIndex, data: Any, *, set_cursor: bool = True) -> None:
         """Write rows at an int, a slice, a range, a list or a tensor of rows.
 
-        Everything is checked before anything is written. A row that is named twice gets the last value.
+        Everything is checked before anything is written. A row that is named twice gets the last value. If the length
+        grows past rows that are not among those given, they are zeros (strings are None), whatever was in them before
+        `empty()`.
 
         Args:
             cursor: rows of the first dimension; an int means that `data` is one row. Negative ones count from the
@@ -398,7 +415,8 @@ class TabularStorage(Storage):
 
     def _set_rows(self, cursor: Any, data: Any, *, single: bool, set_cursor: bool) -> None:
         lead = length_of(data, self.ndim - single) if self.ndim > single else ()
-        rows = self._rows(cursor, data, lead)
+        count, name = lead[0] if lead else 0, type(self).__name__
+        rows = rows_to_write(cursor, count, self._state.length, self._limit(lead), name)
         if not single and (len(lead) < self.ndim or len(rows) != lead[0]):
             raise BatchSizeError(f"{len(rows)} rows are to be written, and the data has {list(lead)}")
         values = self._prepare(data, lead)
@@ -419,56 +437,27 @@ class TabularStorage(Storage):
         slots: Rows = rows
         if len(rows) == int(rows[-1]) - int(rows[0]) + 1 and (len(rows) == 1 or bool((np.diff(rows) == 1).all())):
             slots = slice(int(rows[0]), int(rows[-1]) + 1)
-        gap = int(rows.max()) >= state.length + len(rows) or int(rows.min()) > state.length
         ring = set_cursor and isinstance(slots, slice) and slots.start == state.cursor and slots.stop <= table.capacity
-        after = State(
+        after = state._replace(
             length=high,
             cursor=(last + 1) % table.capacity if set_cursor else state.cursor,
             write_count=state.write_count + (len(rows) if set_cursor else 0),
-            scattered=int(state.scattered or gap),
             epoch=state.epoch + (not ring),
         )
-        if gap and not state.scattered and table.publish is None:
-            self._commit(table, state._replace(scattered=1))
-            state = state._replace(scattered=1)
         self._in_parts(table, slots, values, state, after)
         self.filled_directly = self.filled_directly or set_cursor
 
     def _in_parts(self, table: Table, rows: Rows, values: Sequence[Any], state: State, after: State) -> None:
-        """Write any rows, no more at once than can be undone."""
+        """Write any rows, no more at once than can be undone, and zeros into those between them and the length."""
         n, step = count_of(rows), table.undo_rows if table.durable else count_of(rows)
+        skipped = skipped_rows(rows, state.length, after.length)
         for start in range(0, n, step):
             stop = min(n, start + step)
             part = part_of(rows, start, stop)
             cut = values if stop - start == n else table.cut(values, start, stop)
-            self._transact(table, [(part, cut)], state, after if stop == n else state)
+            self._transact(table, [(part, cut)], state, after if stop == n else state, skipped if not start else None)
 
-    def _rows(self, cursor: Any, data: Any, lead: tuple[int, ...]) -> Ints:
-        length = self._state.length
-        limit = self._limit(data, lead)
-        if isinstance(cursor, slice):
-            stop = (
-                cursor.stop if cursor.stop is not None else max(length, (cursor.start or 0) + (lead[0] if lead else 0))
-            )
-            start, stop, step = slice(cursor.start, stop, cursor.step).indices(max(length, limit))
-            rows = np.arange(start, stop, step)
-        else:
-            rows = as_ints(list(cursor) if isinstance(cursor, range) else cursor).reshape(-1)
-            if len(rows) and rows.min() < -length:
-                raise OutOfRangeError(
-                    f"index {int(rows.min())} is out of range: {length} rows of this {type(self).__name__} are written"
-                )
-            if len(rows) and rows.min() < 0:
-                rows = np.where(rows < 0, rows + length, rows)
-        if len(rows) and rows.max() >= limit:
-            wrong = int(rows.max())
-            raise OutOfRangeError(
-                f"index {wrong} is out of range: this {type(self).__name__} has room for {limit} rows, "
-                f"of which {length} are written"
-            )
-        return rows
-
-    def _limit(self, data: Any, lead: tuple[int, ...]) -> int:
+    def _limit(self, lead: tuple[int, ...]) -> int:
         if self._table is not None:
             return self._table.capacity
         inner = lead[1:] if len(lead) == self.ndim else lead
@@ -593,6 +582,16 @@ class TabularStorage(Storage):
             IndexError: one is not.
         """
         return check(as_ints(index), len(self), self._what())
+
+
+def clear(table: Table, rows: slice) -> None:
+    """Write zeros into rows, block by block."""
+    for block in blocks_of(rows, table.row_bytes):
+        # Memory that was never written is zeros that take no room: it stays so.
+        if not table.durable and not any(t.reshape(-1).view(torch.uint8).any() for t in table.look(block)):
+            continue
+        lead = (count_of(block), *table.inner)
+        table.write(block, [torch.zeros((*lead, *c.shape), dtype=c.dtype, device="cpu") for c in table.columns])
 
 
 def is_collection(data: object) -> bool:
