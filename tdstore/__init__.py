@@ -6,11 +6,8 @@ tensors live (memory, CUDA, shared memory, files, HDF5, ...) is one argument; no
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
 
 from tdstore import errors
 from tdstore.arguments import refuse_type
@@ -110,6 +107,8 @@ from tdstore.types import Fault, LeafSpec, Mode, NestedKey, Read, Version, Write
 from tdstore.utils import unravel_key, unravel_key_list, unravel_key_to_tuple
 
 if TYPE_CHECKING:
+    import os
+
     import pyarrow as pa
 
 __version__ = "0.1.0"
@@ -282,15 +281,7 @@ def append_memmap(prefix: str | os.PathLike[str], rows: TensorDictBase, *, allow
     if not isinstance(allow_pickle, (bool, type(None))):
         raise refuse_type("allow_pickle", "True, False or None", allow_pickle)
     with open(prefix, "r+", storage="memmap") as td:
-        if not rows.batch_dims or rows.batch_dims != td.batch_dims:
-            raise errors.BatchSizeError(
-                f"cannot append {list(rows.batch_size)} to the batch size {list(td.batch_size)}"
-            )
-        for key, leaf in rows.items(include_nested=True, leaves_only=True):
-            mine = td.get(key, None)
-            if isinstance(mine, Tensor) and isinstance(leaf, Tensor) and mine.dtype != leaf.dtype:
-                raise errors.InvalidArgumentError(f"rows of {key!r} are {mine.dtype}, those given {leaf.dtype}")
-        td.append(rows)
+        td.extend(rows)
 
 
 def backends() -> BackendTable:

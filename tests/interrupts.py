@@ -89,7 +89,7 @@ def dataset() -> TensorDict:
 
 def append(td: Any) -> None:
     """Add two rows."""
-    td.append(TensorDict({"a": torch.full((2, 3), 9.0), "n": {"b": torch.ones(2)}, "t": ["x", "y"]}, [2]))
+    td.append(TensorDict({"a": torch.full((2, 3), 9.0), "n": {"b": torch.ones(2).long()}, "t": ["x", "y"]}, [2]))
 
 
 def replace(td: Any) -> None:

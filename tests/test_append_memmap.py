@@ -66,6 +66,7 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "another dtype": (rows(a=torch.ones(2)), InvalidArgumentError),
     "a dict": ({"a": torch.ones(2)}, InvalidTypeError),
     "no batch": (rows()[0], BatchSizeError),
+    "another batch": (TensorDict({"a": torch.zeros(2, 3)}, [2, 3]), BatchSizeError),
 }
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from types import FunctionType
+from types import FunctionType, ModuleType
 
 import pytest
 
 import tdstore
-from tests.house.sources import PACKAGE, at_most, name_of, sources, tree
+from tests.house.sources import PACKAGE, at_most, name_of, none, sources, tree
 
 MOST = 89
 """How many public functions are left that return `Any`."""
@@ -125,6 +125,21 @@ def test_entries_are_few():
 def test_the_public_namespace_is_what_completes():
     assert dir(tdstore) == sorted(tdstore.__all__)
     assert all(hasattr(tdstore, name) for name in tdstore.__all__)
+
+
+def test_no_other_module_is_an_attribute_of_the_namespace():
+    stray = [
+        name
+        for name, value in vars(tdstore).items()
+        if isinstance(value, ModuleType) and value.__name__ != f"tdstore.{name}"
+    ]
+    none(stray, "modules that `tdstore` shows as its own: import them in `if TYPE_CHECKING`, or from them")
+    classes = [
+        name
+        for name, value in vars(tdstore).items()
+        if isinstance(value, type) and value.__module__.startswith("torch")
+    ]
+    none(classes, "classes of torch that `tdstore` shows as its own")
 
 
 def test_backends_print_as_a_table():

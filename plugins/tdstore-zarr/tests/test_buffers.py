@@ -172,7 +172,7 @@ def grown(place: FsPath) -> Any:
     """Save a shard and a row, and append a row."""
     td: Any = TensorDict({"a": torch.arange(18).view(9, 2), "n": {"b": torch.zeros(9)}}, [9])
     td = td.save(place, storage="zarr", durable="none", chunks=2, shards=SHARD)
-    td.append({"a": torch.ones(2), "n": {"b": torch.ones(())}})
+    td.append({"a": torch.ones(2).long(), "n": {"b": torch.ones(())}})
     return td
 
 
@@ -183,7 +183,7 @@ def test_another_shard_in_the_place_of_that_of_the_last_append_is_refused(tmp_pa
     data[-(16 * SHARD // 2 + 4 + 4)] ^= 1  # the checksum of all chunks, which is before their index
     file.write_bytes(data)
     with pytest.raises(CorruptStoreError, match="shard 'a/c/1/0' .* is not the one that was committed"):
-        td.append({"a": torch.ones(2), "n": {"b": torch.ones(())}})
+        td.append({"a": torch.ones(2).long(), "n": {"b": torch.ones(())}})
     assert len(td) == 10
 
 

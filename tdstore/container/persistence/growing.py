@@ -39,11 +39,13 @@ class GrowingMixin(Container):
         Args:
             row: a TensorDict or a dict with the same (nested) keys, of batch size `batch_size[1:]`. (One of batch
                 size `[n, *batch_size[1:]]` is treated as `n` rows, as `extend` does.) Values are cast to the dtypes
-                of the entries. The row of a nested tensor is a plain tensor, of any length.
+                of the entries where `torch.can_cast` allows it. The row of a nested tensor is a plain tensor, of any
+                length.
 
         Raises:
             KeyNotFoundError: a key is missing, or there is one too many.
-            BatchSizeError: a shape does not fit, or there is no batch dimension.
+            BatchSizeError: a shape or the batch size does not fit, or there is no batch dimension.
+            InvalidArgumentError: a dtype does not fit: floats for an entry of integers, numbers for one of booleans.
             UnsupportedError: this is a window, or the leaves of the backend have a fixed length.
             ReadOnlyError: the dataset was opened in mode "r".
 
@@ -67,7 +69,8 @@ class GrowingMixin(Container):
 
         Raises:
             KeyNotFoundError: a key is missing, or there is one too many.
-            BatchSizeError: a shape does not fit, or there is no batch dimension.
+            BatchSizeError: a shape or the batch size does not fit, or there is no batch dimension.
+            InvalidArgumentError: a dtype does not fit, as of `append`.
             UnsupportedError: this is a window, or the leaves of the backend have a fixed length.
             ReadOnlyError: the dataset was opened in mode "r".
 
@@ -173,7 +176,17 @@ def _one_row(td: Any, row: Any) -> Any:
         raise InvalidTypeError(f"a row is a TensorDict or a dict, not a {type(row).__name__}")
     elif _are_rows(td, row):
         return row
+    elif not _same_batch(batch, row.batch_size):
+        raise BatchSizeError(
+            f"append takes a row of batch size {list(batch)}, and this one has {list(row.batch_size)}",
+            hint="set its batch_size, or pass a dict",
+        )
     return row.unsqueeze(0)
+
+
+def _same_batch(mine: torch.Size, theirs: torch.Size) -> bool:
+    """Compare batch sizes; -1 in one of a lazy stack is any length."""
+    return len(mine) == len(theirs) and all(a == b or -1 in (a, b) for a, b in zip(mine, theirs, strict=True))
 
 
 def _are_rows(td: Any, candidate: Any) -> bool:
@@ -188,6 +201,11 @@ def _many_rows(td: Any, rows: Any) -> Any:
     if isinstance(rows, Container):
         if not rows.batch_dims:
             raise BatchSizeError("extend takes rows, and a TensorDict without batch dimensions is one", hint="append()")
+        if not _same_batch(td.batch_size[1:], rows.batch_size[1:]):
+            raise BatchSizeError(
+                f"cannot add rows of batch size {list(rows.batch_size)} to the batch size {list(td.batch_size)}: "
+                "they differ beyond the first dimension"
+            )
         return rows
     if isinstance(rows, Mapping):
         loose = td._resident_class._from_mapping(rows, torch.Size(()), None, None)

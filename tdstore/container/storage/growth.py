@@ -25,7 +25,15 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData, merge
 from tdstore.container.varlen.columns import column_leaves
 from tdstore.container.varlen.nested_leaves import SPANS, VALUES, leaf_below, parts_of_rows, record_of_rows
 from tdstore.container.varlen.nested_rows import NestedForm, NestedRoom, check_row_shapes, empty_rows, lengthened
-from tdstore.errors import BatchSizeError, InvalidTypeError, KeyNotFoundError, TDStoreError, UnsupportedError
+from tdstore.dtypes import dtype_name
+from tdstore.errors import (
+    BatchSizeError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    KeyNotFoundError,
+    TDStoreError,
+    UnsupportedError,
+)
 from tdstore.header import Group
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Path, Write, path_text
@@ -92,7 +100,7 @@ class Growth:
         length: the new length.
 
     Raises:
-        KeyNotFoundError, BatchSizeError, InvalidTypeError: the rows do not fit.
+        KeyNotFoundError, BatchSizeError, InvalidTypeError, InvalidArgumentError: the rows do not fit.
     """
 
     def __init__(self, root: Any, rows: Any, length: int) -> None:
@@ -151,6 +159,7 @@ class Growth:
                 nested = node._nested_layout(key)
                 if rows is not None:
                     _compare_shapes(node._leaf_shape(key), rows._leaf_shape(key), (*path, key), nested)
+                    _compare_dtypes(node, rows, (*path, key))
                 (self.leaves if nested is None else self.nested).append(Entry(node, key, rows))
             else:
                 self.values.append(Entry(node, key, None if rows is None else rows._raw(key)))
@@ -552,6 +561,23 @@ def _compare_shapes(mine: torch.Size, theirs: torch.Size, path: Path, nested: tu
         raise BatchSizeError(
             f"rows of entry {path_text(path)} have the shape {list(mine[1:])}, those given {list(theirs[1:])}"
         )
+
+
+def _compare_dtypes(node: Any, rows: Any, path: Path) -> None:
+    mine, theirs = _dtype_of(node, path[-1]), _dtype_of(rows, path[-1])
+    if mine is theirs or torch.can_cast(theirs, mine) or 0 in rows._leaf_shape(path[-1]):
+        return  # an empty list is made a tensor of floats
+    raise InvalidArgumentError(
+        f"rows of entry {path_text(path)} have the dtype {dtype_name(mine)}, and those given have "
+        f"{dtype_name(theirs)}, which would be cut",
+        hint=f"cast them with .to(torch.{dtype_name(mine)}), or the entry with astype_()",
+    )
+
+
+def _dtype_of(td: Any, key: str) -> torch.dtype:
+    dtype: torch.dtype
+    dtype = td._raw(key).dtype if isinstance(td, Container._resident_class) else td._leaf_facts(key).dtype
+    return dtype
 
 
 def _compare_elements(stack: Any, elements: list[Any], path: Path) -> None:

@@ -200,7 +200,7 @@ def _indexed(data: Any, index: tuple[Any, ...]) -> Any:
     return data[index]
 
 
-def rows_to_write(cursor: Any, count: int, length: int, limit: int, name: str) -> Ints:
+def rows_to_write(cursor: RowIndex, count: int, length: int, limit: int, name: str) -> Ints:
     """Return the rows that a write names.
 
     Args:

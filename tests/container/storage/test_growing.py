@@ -17,6 +17,7 @@ from tdstore import TensorDict, lazy_stack
 from tdstore.builtin.shared.store import remove
 from tdstore.errors import (
     BatchSizeError,
+    InvalidArgumentError,
     KeyNotFoundError,
     LockedError,
     ReadOnlyError,
@@ -182,6 +183,57 @@ def test_what_does_not_fit_changes_nothing(where: str, make: Make) -> None:
     td.append(rich(4)[3])
     assert_same(td, rich(4))
     td.close()
+
+
+CASTS = {
+    "floats as integers": (torch.int64, torch.tensor(1.0), False),
+    "integers as booleans": (torch.bool, torch.tensor(1), False),
+    "complex as floats": (torch.float32, torch.tensor(1j), False),
+    "integers as floats": (torch.float32, torch.tensor(3), True),
+    "booleans as integers": (torch.int32, torch.tensor(True), True),
+    "doubles as floats": (torch.float32, torch.tensor(0.5, dtype=torch.float64), True),
+}
+
+
+@pytest.mark.parametrize("case", CASTS)
+@pytest.mark.parametrize("where", ["TensorDict", "memmap", "shm", "h5", "zarr", "objects"])
+def test_rows_are_cast_where_torch_says_so(where: str, case: str, make: Make) -> None:
+    dtype, value, fits = CASTS[case]
+    for call in ("append", "extend", "append a dict", "extend with a list"):
+        td = make(where, TensorDict({"n": {"a": torch.zeros(2, dtype=dtype)}}, [2]))
+        row = TensorDict({"n": {"a": value}})
+        rows: Any = {"append": row, "extend": row[None], "append a dict": row.to_dict(), "extend with a list": [row]}
+        if fits:
+            getattr(td, call.split()[0])(rows[call])
+            assert td["n", "a"].dtype is dtype and td["n", "a"][-1] == value
+            continue
+        with pytest.raises(InvalidArgumentError, match="'n' / 'a'.* which would be cut"):
+            getattr(td, call.split()[0])(rows[call])
+        assert len(td) == len(td["n", "a"]) == 2
+
+
+@pytest.mark.parametrize("where", ["TensorDict", "memmap", "h5"])
+def test_rows_of_another_batch_size_are_refused(where: str, make: Make) -> None:
+    td = make(where, TensorDict({"a": torch.zeros(2, 3)}, [2, 3]))
+    for batch in ([], [1], [4]):
+        row = TensorDict({"a": torch.zeros(*batch, 3)}, batch)
+        with pytest.raises(BatchSizeError, match="row of batch size \\[3\\]"):
+            td.append(row)
+        with pytest.raises(BatchSizeError, match="batch"):
+            td.extend(row)
+    assert td.batch_size == (2, 3)
+    td.append(TensorDict({"a": torch.ones(3)}, [3]))
+    td.append({"a": torch.ones(3)})
+    td.append(TensorDict({"a": torch.ones(2, 3)}, [2, 3]))
+    td.extend(TensorDict({"a": torch.ones(1, 3)}, [1, 3]))
+    assert td.batch_size == (7, 3) and td["a"].sum() == 15
+
+
+def test_an_empty_list_is_a_row_of_any_dtype() -> None:
+    td = TensorDict.from_schema({"tokens": ((-1,), "int64"), "none": ((0,), "int64")}, batch_size=[0])
+    td.append({"tokens": [], "none": []})
+    td.append({"tokens": [5, 6], "none": []})
+    assert [row.tolist() for row in td["tokens"].unbind()] == [[], [5, 6]] and td["none"].dtype is torch.int64
 
 
 @pytest.mark.parametrize("call", ["resize", "write", "save_header"])

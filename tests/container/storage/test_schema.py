@@ -162,7 +162,7 @@ def test_strings_values_and_ragged_rows(backend, place, rows):
     assert td["text"] == td["n", "any"] == [None] * rows
     assert td["n", "tokens"].dtype == torch.int64 and td["n", "tokens"].size(0) == rows
     for count in (1, 3):
-        row = {"x": torch.ones(2), "text": str(count), "n": {"tokens": torch.ones(count, 2), "any": str(count)}}
+        row = {"x": torch.ones(2), "text": str(count), "n": {"tokens": torch.ones(count, 2).long(), "any": str(count)}}
         td.append({**row, "config": "adam"})
     assert td.batch_size == (rows + 2,) and td["text"] == [None] * rows + ["1", "3"]
     assert td["n", "any"][-2:] == ["1", "3"]

@@ -89,7 +89,7 @@ def test_a_schema_of_strings_values_and_ragged_rows(where: str, rows: int, make:
     options: dict[str, Any] = {"storage": "memmap"} if where == "memmap" else {}
     td = TensorDict.from_schema(schema, batch_size=[rows], location=place, mode="w", **options)
     for count in (1, 3):
-        row = {"text": f"{count}", "n": {"tokens": torch.ones(count, 2), "any": b"%d" % count}}
+        row = {"text": f"{count}", "n": {"tokens": torch.ones(count, 2).long(), "any": b"%d" % count}}
         td.append({**row, "config": "adam"})
     if where != "shm":  # which ends with its last handle
         td.close()
