@@ -85,6 +85,17 @@ def check_int(value: object, what: str) -> None:
         raise refuse_type(what, "an int", value) from None
 
 
+def check_flags(**flags: object) -> None:
+    """Refuse flags that are neither True nor False, by their names: a string such as "no" is true.
+
+    Raises:
+        InvalidTypeError: one is something else.
+    """
+    for name, value in flags.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise refuse_type(name, "True or False", value)
+
+
 def check_number(value: object, what: str, least: float = -math.inf) -> None:
     """Refuse what is no finite number, or one that is too small.
 

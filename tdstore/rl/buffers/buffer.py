@@ -127,7 +127,7 @@ class ReplayBuffer(RowAccess, Resumable):
         self._sampler: Any = consuming(sampler, consume_after_n_samples, prefetch)
         self._checkpointer = checkpointer_of(checkpointer)
         self._writer: Any = made_part("writer", writer, self._default_writer, is_writer)
-        check_settings(batch_size, prefetch, dim_extend, collate_fn)
+        check_settings(batch_size, prefetch, dim_extend, collate_fn, pin_memory)
         if batch_size is None and getattr(self._sampler, "drop_last", False):
             raise InvalidArgumentError("a sampler with drop_last needs batch_size= in the constructor of the buffer")
         self._collate, self._pin, self._prefetch = collate_fn, pin_memory, prefetch or 0

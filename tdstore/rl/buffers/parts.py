@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.arguments import check_callable, check_int, check_prefetch
+from tdstore.arguments import check_callable, check_flags, check_int, check_prefetch
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, TDStoreError
 from tdstore.interop import from_tensordict, to_tensordict
 from tdstore.rl.buffers.checkpoints import Checkpointer
@@ -200,12 +200,15 @@ def check_transform(transform: object) -> None:
         raise InvalidTypeError(f"transform is called with batches, which a {type(transform).__name__} cannot be")
 
 
-def check_settings(batch_size: object, prefetch: int | None, dim_extend: int | None, collate_fn: object) -> None:
+def check_settings(
+    batch_size: object, prefetch: int | None, dim_extend: int | None, collate_fn: object, pin_memory: object
+) -> None:
     """Raise an error for arguments of a buffer that it cannot take.
 
     Raises:
         ValueError: a negative number. TypeError: no number, or no function.
     """
+    check_flags(pin_memory=pin_memory)
     if batch_size is not None:
         check_size(batch_size)
     if prefetch is not None:
@@ -324,10 +327,11 @@ def mark_pieces(batch: Any, sampler: SliceSampler, info: dict[Any, Any]) -> None
         batch.set(sampler.init_key, before.bool() | begun.reshape(-1, *(1,) * (before.ndim - 1)))
     if MASK in info:
         batch.set(MASK, info[MASK])
-    mark = info.get(sampler.truncated_key)
-    if mark is None:
+    key = sampler.truncated_key
+    mark = info.get(key)
+    if key is None or mark is None:
         return
-    path = (sampler.truncated_key,) if isinstance(sampler.truncated_key, str) else tuple(sampler.truncated_key)
+    path = (key,) if isinstance(key, str) else tuple(key)
     batch.set(path, mark)
     done = (*path[:-1], "done")
     before = batch.get(done, None)

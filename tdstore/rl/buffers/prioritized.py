@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tdstore.arguments import as_device
+from tdstore.arguments import as_device, check_flags
 from tdstore.dtypes import dtype_name
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, OutOfRangeError, StateDictError
 from tdstore.rl.buffers.samplers import Info, Sampler, as_slots
@@ -87,6 +87,7 @@ class PrioritizedSampler(Sampler):
         self.max_capacity = int(max_capacity)
         self.alpha, self.beta, self.eps = float(alpha), float(beta), float(eps)
         self.dtype, self.reduction = dtype, reduction
+        check_flags(max_priority_within_buffer=max_priority_within_buffer)
         self.max_priority_within_buffer = max_priority_within_buffer
         self._tree = SegmentTree(self.max_capacity)
         self._largest = 1.0

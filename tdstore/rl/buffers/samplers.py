@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import tdstore
+from tdstore.arguments import check_flags
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, KeyNotFoundError, OutOfRangeError
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.state import Ints
@@ -174,6 +175,7 @@ class SamplerWithoutReplacement(Sampler):
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
         super().__init__()
+        check_flags(drop_last=drop_last, shuffle=shuffle)
         self.drop_last, self.shuffle = drop_last, shuffle
         self._order = np.zeros(0, np.int64)
         self._at = 0

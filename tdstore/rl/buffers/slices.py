@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError
+from tdstore import unravel_key
+from tdstore.arguments import as_list, check_flags, refuse_type
+from tdstore.errors import InvalidArgumentError, InvalidKeyError, InvalidStateError, InvalidTypeError
 from tdstore.rl.buffers.prioritized import PrioritizedSampler, Reduction
 from tdstore.rl.buffers.samplers import Info, Sampler
 from tdstore.rl.buffers.trajectories import ParallelTrajectories, RowMarks, Trajectories, row_marks
@@ -20,6 +22,8 @@ from tdstore.types import NestedKey
 _TRIES = 8
 _DETECTED = (("collector", "traj_ids"), "episode")
 """Entries that distinguish trajectories, if the caller names none."""
+DONE = ("next", "done")
+"""Entry that ends trajectories, if the caller names none, and the rows have none that distinguishes them."""
 MASK = ("collector", "mask")
 """Entry that is false in rows that only fill a batch."""
 Span = bool | int | tuple[bool | int, bool | int]
@@ -32,6 +36,18 @@ def _span_of(span: Span) -> tuple[bool | int, bool | int]:
     if len(made) != 2 or any(not isinstance(most, int) or most < 0 for most in made):
         raise InvalidArgumentError(f"span is a bool, a number of rows, or a pair of these, not {span!r}")
     return made
+
+
+def _key(key: NestedKey, name: str) -> NestedKey:
+    """Return a key of an argument in its shortest form.
+
+    Raises:
+        InvalidKeyError: it is neither a string nor a (nested) tuple of strings.
+    """
+    try:
+        return unravel_key(key)
+    except InvalidKeyError as error:
+        raise InvalidKeyError(f"{name}: {error.message}", hint=error.hint) from None
 
 
 class SliceSampler(Sampler):
@@ -97,6 +113,7 @@ class SliceSampler(Sampler):
         use_gpu: bool = False,
     ) -> None:
         super().__init__()
+        check_flags(strict_length=strict_length, pad_output=pad_output, fragmented=fragmented)
         if fragmented:
             raise InvalidTypeError(
                 "fragmented=True: the rows of a piece follow one another in the storage; write each trajectory by one "
@@ -128,8 +145,10 @@ class SliceSampler(Sampler):
                 f"{'num_slices' if slice_len is None else 'slice_len'} is at least 1, not {size!r}"
             )
         self.num_slices, self.slice_len = num_slices, slice_len
-        self.traj_key = traj_key
-        self.truncated_key, self.strict_length = truncated_key, strict
+        check_flags(strict_length=strict)
+        self.traj_key = None if traj_key is None else _key(traj_key, "traj_key")
+        self.truncated_key = None if truncated_key is None else _key(truncated_key, "truncated_key")
+        self.strict_length = strict
 
     pad_output = False
 
@@ -138,10 +157,18 @@ class SliceSampler(Sampler):
         if end_key is not None and end_keys is not None:
             raise InvalidStateError("give one of end_key and end_keys")
         self._detects = end_key is None and end_keys is None and self.traj_key is None
-        if end_keys is not None:
-            end_key = list(end_keys)
-        self.end_key = ("next", "done") if end_key is None else end_key
-        self.init_key = init_key[0] if isinstance(init_key, tuple) and len(init_key) == 1 else init_key
+        several = end_key if isinstance(end_key, list) else end_keys
+        if several is not None:
+            name = "end_key" if end_keys is None else "end_keys"
+            if isinstance(several, str):
+                raise refuse_type(name, "a list of keys", several)
+            listed = [_key(key, name) for key in as_list(several, name, "a list of keys")]
+            if not listed:
+                raise InvalidArgumentError(f"{name} is an empty list: without it, {DONE} is the entry")
+            self.end_key: Keys = listed
+        else:
+            self.end_key = DONE if end_key is None else _key(end_key, "end_key")
+        self.init_key = None if init_key is None else _key(init_key, "init_key")
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
         """Return the number and length of the pieces of a batch."""
@@ -310,6 +337,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
             truncated_key=truncated_key, init_key=init_key, strict_length=strict_length, trajectories=trajectories,
             ends=ends,
         )  # fmt: skip
+        check_flags(drop_last=drop_last, shuffle=shuffle)
         self.drop_last, self.shuffle = drop_last, shuffle
         self._begins = self._lengths = self._firsts = np.zeros(0, np.int64)
         self._at = 0

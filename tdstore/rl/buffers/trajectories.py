@@ -165,7 +165,10 @@ class Trajectories:
         else:
             column = storage.column(key, slots)
         if column is None:
-            raise KeyNotFoundError(f"the rows have no entry {key!r}, which tells where trajectories end")
+            raise KeyNotFoundError(
+                f"the rows have no entry {key!r}, which tells where trajectories end",
+                hint=f"they have {', '.join(sorted(map(repr, storage.entries)))}",
+            )
         values = column.reshape(len(slots), -1).cpu()
         first = np.empty(len(slots), bool)
         if self.traj_key is None if self.marks is None else self.marks.are_ends:

@@ -23,8 +23,12 @@ from tdstore.rl import (
     LazyStorage,
     LazyTensorStorage,
     PrioritizedSampler,
+    PrioritizedSliceSampler,
     ReplayBuffer,
+    Sampler,
+    SamplerWithoutReplacement,
     SliceSampler,
+    SliceSamplerWithoutReplacement,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
@@ -129,3 +133,64 @@ def test_marks_of_slices_are_tensors(name, value):
 def test_weights_of_priorities_are_floats(dtype):
     with pytest.raises(InvalidTypeError, match="^dtype is one of floats"):
         PrioritizedSampler(4, alpha=1.0, beta=1.0, dtype=dtype)
+
+
+def prioritized(**arguments: Any) -> PrioritizedSliceSampler:
+    return PrioritizedSliceSampler(10, 0.7, 0.5, slice_len=2, **arguments)
+
+
+FLAGS: dict[str, Callable[..., Sampler]] = {
+    "strict_length": lambda **flags: SliceSampler(slice_len=2, **flags),
+    "pad_output": lambda **flags: SliceSampler(slice_len=2, strict_length=False, **flags),
+    "fragmented": lambda **flags: SliceSampler(slice_len=2, **flags),
+    "drop_last": lambda **flags: SliceSamplerWithoutReplacement(slice_len=2, **flags),
+    "shuffle": SamplerWithoutReplacement,
+    "max_priority_within_buffer": prioritized,
+}
+
+
+@pytest.mark.parametrize("value", ["no", None, 1, torch.ones(2)])
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_of_samplers_are_true_or_false(name: str, value: object) -> None:
+    with pytest.raises(InvalidTypeError, match=f"^{name} must be True or False"):
+        FLAGS[name](**{name: value})
+
+
+def test_flags_of_buffers_are_true_or_false() -> None:
+    with pytest.raises(InvalidTypeError, match="^pin_memory must be True or False"):
+        ReplayBuffer(pin_memory="cuda")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["traj_key", "end_key", "init_key", "truncated_key"])
+@pytest.mark.parametrize("value", [5, b"episode", ("next", 5), True])
+@pytest.mark.parametrize(
+    "make", [lambda **k: SliceSampler(slice_len=2, **k), lambda **k: SliceSamplerWithoutReplacement(slice_len=2, **k),
+             prioritized],
+)  # fmt: skip
+def test_keys_of_slices_are_keys(make: Callable[..., Sampler], name: str, value: object) -> None:
+    with pytest.raises(InvalidKeyError, match=f"^{name}: a key is a string"):
+        make(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "match"),
+    [
+        ("done", InvalidTypeError, "end_keys must be a list of keys, not a str"),
+        (5, InvalidTypeError, "end_keys must be a list of keys, not an int"),
+        ([5], InvalidKeyError, "end_keys: a key is a string"),
+        ([], InvalidArgumentError, "end_keys is an empty list"),
+    ],
+)
+def test_several_keys_of_slices(value: Any, error: type[TDStoreError], match: str) -> None:
+    with pytest.raises(error, match=match):
+        SliceSampler(slice_len=2, end_keys=value)
+
+
+@pytest.mark.parametrize("keys", [{"traj_key": "epsode"}, {"end_key": ("next", "dne")}, {"end_keys": ["dne"]}])
+def test_a_misspelled_key_names_those_that_the_rows_have(keys: Any) -> None:
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(10), sampler=SliceSampler(slice_len=2, **keys), batch_size=2
+    )
+    buffer.extend(TensorDict({"episode": torch.zeros(4), "next": {"done": torch.ones(4, 1)}}, [4]))
+    with pytest.raises(KeyError, match=r"(?s)no entry .*they have 'episode', \('next', 'done'\)"):
+        buffer.sample()
