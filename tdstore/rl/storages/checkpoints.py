@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -31,12 +31,14 @@ from tdstore.rl.storages.places import (
     table_over,
 )
 from tdstore.rl.storages.state import LENGTH, State, new_numbers
-from tdstore.rl.storages.structure import Structure, flat, length_of, prepared, structure_of
+from tdstore.rl.storages.structure import Structure, flat, is_container, length_of, prepared, structure_of
 from tdstore.rl.storages.table import STATE, UNDO, LiveTable, Table, undo_bytes
+from tdstore.rl.types import Rows
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Path, Read, Write, path_text
 
 if TYPE_CHECKING:
+    from tdstore import TensorDictBase
     from tdstore.rl.storages.lazy import LazyStorage
 
 METADATA = "storage_metadata.json"
@@ -452,7 +454,7 @@ def state_of(storage: LazyStorage) -> dict[str, Any]:
     columns = [column.clone() for column in table.look(slice(0, table.capacity))]
     data = structure.build(columns, (table.capacity, *structure.inner))
     rows = data if isinstance(data, Tensor) else data.state_dict()
-    return {"_storage": rows, "initialized": True, "_len": len(storage)}
+    return {"_storage": rows, "initialized": True, "_len": len(storage), "_classes": class_names(data)}
 
 
 def load_state(storage: LazyStorage, state_dict: dict[str, Any]) -> None:
@@ -468,7 +470,7 @@ def plan_state(storage: LazyStorage, state_dict: Mapping[str, Any]) -> Callable[
     rows, length = state_dict["_storage"], int(state_dict["_len"])
     if not state_dict.get("initialized", True) or (not isinstance(rows, Tensor) and not rows):
         return storage.empty
-    data: Any = rows if isinstance(rows, Tensor) else _from_state(storage, rows)
+    data: Any = rows if isinstance(rows, Tensor) else td_of_state(rows, state_dict.get("_classes", ()))
     dims = length_of(data, storage.ndim)
     structure = None
     if storage._table is None:
@@ -500,9 +502,38 @@ def _take_state(storage: LazyStorage, structure: Structure | None, data: Any, co
         storage._commit(table, after)
 
 
-def _from_state(storage: LazyStorage, rows: Any) -> Any:
-    td = TensorDict({}, batch_size=[])
-    return td.load_state_dict(rows, strict=False)
+def class_names(data: Rows) -> list[tuple[list[str], str]]:
+    """Return the paths of the tensorclasses in data, and their names, innermost first."""
+    td = tdstore.unwrap_tensorclass(data)
+    if not is_container(td):
+        return []
+    below = [(key, class_names(value)) for key, value in td.items() if is_container(value)]
+    found = [([key, *path], name) for key, names in below for path, name in names]
+    return found if td is data else [*found, ([], tdstore.tensorclass_name(type(data)))]
+
+
+def td_of_state(state: Mapping[str, Any], classes: Iterable[Any]) -> TensorDictBase:
+    """Return the TensorDict of a state dict, as an object of the tensorclass that it was, if this process has that.
+
+    Args:
+        state: of `td.state_dict()`.
+        classes: of `class_names`; none in state dicts of torchrl, and of earlier releases.
+
+    Raises:
+        StateDictError: the classes are malformed.
+    """
+    td: Any = TensorDict({}, batch_size=[]).load_state_dict(state, strict=False)
+    try:
+        for path, name in classes:
+            cls = tdstore.find_tensorclass(str(name))
+            if cls is not None and path:
+                td.set(tuple(path), tdstore.wrap_tensorclass(cls, td[tuple(path)]))
+            elif cls is not None:
+                td = tdstore.wrap_tensorclass(cls, td)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateDictError(f"_classes of the state dict is malformed: {error}") from error
+    made: TensorDictBase = td
+    return made
 
 
 def rows_of(storage: LazyStorage) -> list[tuple[Any, torch.dtype, torch.Size]]:

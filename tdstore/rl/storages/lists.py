@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 import tdstore
-from tdstore import NonTensorStack, TensorDict
+from tdstore import NonTensorStack
 from tdstore.arguments import as_device
 from tdstore.errors import BatchSizeError, InvalidArgumentError, InvalidStateError, OutOfRangeError, UnsupportedError
 from tdstore.interop import from_tensordict
 from tdstore.rl.storages.base import Storage
+from tdstore.rl.storages.checkpoints import class_names, td_of_state
 from tdstore.rl.storages.indices import as_ints, is_int, select
 from tdstore.rl.storages.state import Ints
 from tdstore.rl.storages.structure import is_container, is_foreign, length_of
@@ -268,7 +269,7 @@ class ListStorage(Storage):
     def state_dict(self) -> dict[str, Any]:
         """Return the objects; for TensorDicts, their state dicts."""
         rows = [i.state_dict() if is_container(i) else _copied(i) for i in self._items]
-        return {"_storage": rows}
+        return {"_storage": rows, "_classes": [class_names(item) for item in self._items]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Copy the objects of a state dict.
@@ -281,10 +282,12 @@ class ListStorage(Storage):
     def _plan_state(self, state_dict: dict[str, Any]) -> Callable[[], None]:
         """Copy the objects of a state dict, and return the function that takes them over."""
         self._check_room(len(state_dict["_storage"]), "the state dict")
+        rows = state_dict["_storage"]
+        classes = state_dict.get("_classes", [()] * len(rows))
         items: list[Any] = []
-        for one in state_dict["_storage"]:
+        for one, names in zip(rows, classes, strict=True):
             if isinstance(one, dict) and _is_state(one):
-                items.append(TensorDict({}, batch_size=[]).load_state_dict(one, strict=False))
+                items.append(td_of_state(one, names))
             else:
                 items.append(_copied(one))
         return partial(self._take_over, items)
