@@ -15,7 +15,7 @@ from torch import Tensor
 from tdstore.arguments import check_int
 from tdstore.errors import InvalidArgumentError, InvalidStateError
 from tdstore.rl.buffers.access import RowAccess, rows_first
-from tdstore.rl.buffers.checkpoints import Checkpointer, Resumable
+from tdstore.rl.buffers.checkpoints import Checkpointer, Resumable, batches_of_state
 from tdstore.rl.buffers.parts import (
     asked_size,
     call_transform,
@@ -580,17 +580,13 @@ class ReplayBuffer(RowAccess, Resumable):
         if isinstance(self._storage, Storage):
             self._storage.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process, without threads."""
-        left_out = ("_lock", "_pool", "_pending", "_latest", "_iterator", "_marked", "_writing")
-        return {name: value for name, value in self.__dict__.items() if name not in left_out}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Listen to the storage again."""
+        batches = state.pop("_prefetched_batches", ())
         self.__dict__.update(state)
         if "_delayed" in state:
             return
-        self._lock, self._pool, self._pending = threading.RLock(), None, deque()
+        self._lock, self._pool, self._pending = threading.RLock(), None, deque(batches_of_state(batches))
         self._marked, self._writing = deque(), 0
         self._writer.register_storage(storage_for(self._writer, self._storage))
         if isinstance(self._storage, Storage):

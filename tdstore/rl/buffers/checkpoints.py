@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing.context
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -305,6 +306,23 @@ class Resumable(ABC):
     @abstractmethod
     def _clear_prefetched(self) -> None:
         """Drop the prefetched batches."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a copy or another process: without threads, with copies of prefetched batches."""
+        if "_delayed" in self.__dict__:
+            return dict(self.__dict__)
+        return self._with_batches(self._pickled)
+
+    def _pickled(self, pending: Sequence[Future[Any]]) -> dict[str, Any]:
+        left_out = ("_lock", "_pool", "_pending", "_latest", "_iterator", "_marked", "_writing", "_sent")
+        state = {name: value for name, value in self.__dict__.items() if name not in left_out}
+        batches = state_of_batches(pending)
+        if multiprocessing.context.get_spawning_popen() is not None:
+            self._sent = batches
+        return {**state, "_prefetched_batches": batches}
+
+    _sent: Sequence[Batch] = ()
+    """Batches whose memory a process that is being started maps: they must be there until it has."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return rows, positions, random numbers and prefetched batches, as plain data and tensors."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import multiprocessing
+import pickle
 import weakref
+from multiprocessing.queues import Queue
 from pathlib import Path
 
 import pytest
@@ -88,14 +92,17 @@ def _half_read(prefetch: int = 2) -> ReplayBuffer:
 
 
 @pytest.mark.parametrize("into", [0, 1, 3])
-@pytest.mark.parametrize("way", ["state", "folder"])
+@pytest.mark.parametrize("way", ["state", "folder", "pickle", "copy"])
 def test_a_pass_goes_on_with_the_batches_that_were_prefetched(way: str, into: int, tmp_path: Path) -> None:
     """State dicts left them out, and a buffer that prefetches none never returned them: their rows were skipped."""
     buffer, again = (
         _half_read(),
         ReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=3, prefetch=into),
     )
-    if way == "state":
+    if way in ("pickle", "copy"):
+        again = pickle.loads(pickle.dumps(buffer)) if way == "pickle" else copy.deepcopy(buffer)
+        again._prefetch = into
+    elif way == "state":
         again.load_state_dict(buffer.state_dict())
     else:
         buffer.dumps(tmp_path / "checkpoint")
@@ -105,6 +112,22 @@ def test_a_pass_goes_on_with_the_batches_that_were_prefetched(way: str, into: in
     assert sorted(torch.cat(list(again)).tolist()) == list(range(10))
     for one in (buffer, again):
         one.close()
+
+
+def _finish_pass(buffer: ReplayBuffer, queue: Queue[list[int]]) -> None:
+    torch.set_num_threads(1)
+    queue.put([int(row) for batch in buffer for row in batch])
+    buffer.close()
+
+
+def test_another_process_goes_on_with_the_batches_that_were_prefetched() -> None:
+    buffer, spawn = _half_read(), multiprocessing.get_context("spawn")
+    queue: Queue[list[int]] = spawn.Queue()
+    process = spawn.Process(target=_finish_pass, args=(buffer, queue))
+    process.start()
+    assert queue.get(timeout=120) == [int(row) for batch in buffer for row in batch]
+    process.join()
+    buffer.close()
 
 
 def test_a_state_dict_aliases_no_prefetched_batch() -> None:
