@@ -41,10 +41,8 @@ class Padding:
 
     ndim: int
     new: torch.Size
-    source: tuple[slice, ...]
-    """The old rows that stay."""
-    where: tuple[slice, ...]
-    """The positions of the old rows in the result."""
+    amounts: tuple[int, ...]
+    """(before, after) of each batch dimension, the last one first."""
     value: float
 
     @classmethod
@@ -64,17 +62,17 @@ class Padding:
                 f"pad_size needs (before, after) for at most {len(batch_size)} batch dimensions, not {list(pad_size)}"
             )
         pairs = [(pad_size[i], pad_size[i + 1]) for i in range(0, len(pad_size), 2)]
-        new, source, where = list(batch_size), [], []
+        new = list(batch_size)
         for dim, (before, after) in enumerate(pairs):
-            first, last = max(-before, 0), batch_size[dim] - max(-after, 0)
-            if first > last:
+            if max(-before, 0) + max(-after, 0) > batch_size[dim]:
                 raise BatchSizeError(
                     f"pad_size {list(pad_size)} crops more rows of dimension {dim} than the {batch_size[dim]} there are"
                 )
-            new[dim] = batch_size[dim] + before + after
-            source.append(slice(first, last))
-            where.append(slice(max(before, 0), max(before, 0) + last - first))
-        return cls(len(batch_size), torch.Size(new), tuple(source), tuple(where), value)
+            new[dim] += before + after
+        amounts = [amount for pair in reversed(pairs) for amount in pair]
+        return cls(
+            len(batch_size), torch.Size(new), (0,) * (2 * len(batch_size) - len(amounts)) + tuple(amounts), value
+        )
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the new size, with `value` around the old one."""
@@ -82,9 +80,7 @@ class Padding:
 
     def filled(self, tensor: Tensor, value: float) -> Tensor:
         """Return the same padding with another value."""
-        out = tensor.new_full((*self.new, *tensor.shape[self.ndim :]), value)
-        out[self.where] = tensor[self.source]
-        return out
+        return torch.constant_pad_nd(tensor, (0, 0) * (tensor.ndim - self.ndim) + self.amounts, value)
 
     def of_values(self, values: list[Any], shape: torch.Size) -> tuple[list[Any], Tensor]:
         """Pad values that are not numbers with None: return the values of all rows, and numbers for each."""
