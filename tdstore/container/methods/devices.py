@@ -238,9 +238,15 @@ class PlacingMixin(Container):
         return self._without_graph(lambda leaves: [t.data for t in leaves])
 
     def _without_graph(self, fn: Callable[[list[Tensor]], list[Tensor]]) -> Self:
-        source: Any = self._resident()
-        made: Self = source._foreach(fn)
-        if any(leaf.requires_grad for leaf in source._leaf_list()):
+        graph = False
+
+        def cut(leaves: list[Tensor]) -> list[Tensor]:
+            nonlocal graph
+            graph = graph or True in [leaf.requires_grad for leaf in leaves]
+            return fn(leaves)
+
+        made: Self = self._resident()._foreach(cut)
+        if graph:
             made._state |= ALIAS  # share_memory_ moves the tensors that require gradients, too
         return made
 
