@@ -217,6 +217,8 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
             shape = self._leaf_shape(key) if entry is None else entry.batch_size
             if common is None:
                 common = shape[:batch_dims]
+            if shape[: len(common)] == common:
+                continue
             same = 0
             while same < min(len(common), len(shape)) and common[same] == shape[same]:
                 same += 1
