@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -101,13 +101,25 @@ class OpsBase:
     def _leaf_list(self) -> list[Tensor]:
         """Return the tensor leaves, depth first in key order."""
 
+    def _walk_plain(self) -> Iterable[Tensor | None]:
+        """Yield the leaves, depth first; None for one that is no dense tensor or parameter in memory, perhaps the last.
+
+        Of a lazy stack, yield those of its elements.
+        """
+        return (None,)
+
     def _plain_leaves(self) -> list[Tensor] | None:
         """Return all leaves, if each is a dense tensor or parameter in memory and no stack is below; else None."""
         return None
 
     def _memory_leaves(self) -> list[Tensor] | None:
         """Return what `_plain_leaves` does; of a lazy stack, the leaves of its elements."""
-        return self._plain_leaves()
+        leaves: list[Tensor] = []
+        for leaf in self._walk_plain():
+            if leaf is None:
+                return None
+            leaves.append(leaf)
+        return leaves
 
 
 def check_container(value: object, what: str) -> None:

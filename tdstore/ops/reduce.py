@@ -78,8 +78,12 @@ class ReduceOps(OpsBase):
             (False, tensor([ True, False]))
         """
         if dim is None:
-            leaves = self._memory_leaves()  # no further one is looked at behind the first that decides
-            return all(leaf.all() for leaf in (self._every_leaf(how.ALL) if leaves is None else leaves))
+            for leaf in self._walk_plain():  # no further one is looked at behind the first that decides
+                if leaf is None:
+                    return all(every.all() for every in self._every_leaf(how.ALL))
+                if not leaf.all():
+                    return False
+            return True
         return self._reduction(how.ALL, dim, keepdim, None)
 
     @overload
@@ -102,8 +106,12 @@ class ReduceOps(OpsBase):
             (True, tensor([ True, False]))
         """
         if dim is None:
-            leaves = self._memory_leaves()  # no further one is looked at behind the first that decides
-            return any(leaf.any() for leaf in (self._every_leaf(how.ANY) if leaves is None else leaves))
+            for leaf in self._walk_plain():  # no further one is looked at behind the first that decides
+                if leaf is None:
+                    return any(every.any() for every in self._every_leaf(how.ANY))
+                if leaf.any():
+                    return True
+            return False
         return self._reduction(how.ANY, dim, keepdim, None)
 
     @overload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -20,7 +20,7 @@ from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES
 from tdstore.tensordicts.lazystack.ops import LazyOps
 from tdstore.tensordicts.lazystack.reading import LazyTree
-from tdstore.tensordicts.resident.entries import ResidentTree
+from tdstore.tensordicts.resident.entries import ResidentTree, walk_plain
 from tdstore.tensordicts.resident.entry_access import EntryTree
 from tdstore.tensordicts.resident.indexing import IndexedTree
 from tdstore.tensordicts.resident.leafwise import LeafwiseTree, run_in_place
@@ -57,12 +57,8 @@ class ElementTree(LazyOps):
     def _resize_plain(self, batch_size: torch.Size) -> bool:
         return batch_size == self._batch_size
 
-    def _memory_leaves(self) -> list[Tensor] | None:
-        leaves: list[Tensor] = []
-        for td in self._tds:
-            if not isinstance(td, ResidentTree) or not td._collect_plain(leaves):
-                return None
-        return leaves
+    def _walk_plain(self) -> Iterator[Tensor | None]:
+        return walk_plain(self._tds)
 
     def entry_class(self, key: NestedKey) -> type:
         return Tensor if type(key) is str and self._tensors(key) else super().entry_class(key)

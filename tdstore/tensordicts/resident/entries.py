@@ -486,23 +486,11 @@ class ResidentTree(TensorDictBase):
                     own = False
         return own
 
+    def _walk_plain(self) -> Iterator[Tensor | None]:
+        return walk_plain((self,))
+
     def _plain_leaves(self) -> list[Tensor] | None:
-        leaves: list[Tensor] = []
-        return leaves if self._collect_plain(leaves) else None
-
-    _memory_leaves = _plain_leaves
-
-    def _collect_plain(self, out: list[Tensor]) -> bool:
-        for value in self._data.values():
-            if type(value) is Tensor or type(value) is Parameter:
-                if value.layout is not _DENSE or value.is_nested:
-                    return False
-                out.append(value)
-            elif type(value) is not NonTensorData:
-                group = value._tensordict if isinstance(value, Typed) else value
-                if not isinstance(group, ResidentTree) or not group._collect_plain(out):
-                    return False
-        return True
+        return self._memory_leaves()
 
     def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
         """Build the same tree around other leaves, in the order of `_leaf_list`."""
@@ -592,3 +580,21 @@ class ResidentTree(TensorDictBase):
                     wide = torch.Size((*batch_size, *value.batch_size[len(self._batch_size) :]))
                     data[key] = one.move(partial(torch.reshape, shape=wide))
         return self._new(data, batch_size, self._device, names)
+
+
+def walk_plain(tds: Iterable[Any]) -> Iterator[Tensor | None]:
+    """Yield the leaves of containers as `_walk_plain` does."""
+    waiting = [iter(tds)]
+    while waiting:
+        for value in waiting[-1]:
+            if type(value) is Tensor or type(value) is Parameter:
+                yield None if value.layout is not _DENSE or value.is_nested else value
+            elif type(value) is not NonTensorData:
+                group = value._tensordict if isinstance(value, Typed) else value
+                if not isinstance(group, ResidentTree):
+                    yield None
+                    return
+                waiting.append(iter(group._data.values()))
+                break
+        else:
+            waiting.pop()
