@@ -68,6 +68,9 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "update(inplace) of one that is smaller": lambda td, o: td.update(o.select("a"), inplace=True),
     "update(clone)": lambda td, o: td.update(o, clone=True),
     "update(keys)": lambda td, o: td.update(o, keys_to_update=["a"]),
+    "update(nested keys)": lambda td, o: td.update(o, keys_to_update=[("n", "x")]),
+    "update(keys of more)": lambda td, o: td.update(o, keys_to_update=[("n", "z", "b"), ("t", "p", "k"), "b"]),
+    "update(keys that are missing)": lambda td, o: td.update(o, keys_to_update=["a", "missing"]),
     "update(no keys)": lambda td, o: td.update(o, keys_to_update=[]),
     "update(dict of dicts)": lambda td, o: td.update(o.to_dict()),
     "update(dict of dicts, clone)": lambda td, o: td.update(o.to_dict(), clone=True),
@@ -161,6 +164,13 @@ LISTS: dict[str, Callable[[Any], Any]] = {
 def test_lists_are_those_of_tensordict(name: str, make: Any) -> None:
     ours, theirs = (sorted(map(str, LISTS[name](make(m, 1.0)))) for m in (tdstore, tensordict))
     assert ours == theirs
+
+
+@pytest.mark.parametrize("make", [nested, values, deep])
+def test_a_key_of_a_group_updates_all_of_it(make: Any) -> None:  # in tensordict, nothing
+    td, other, want = make(tdstore, 0.0), make(tdstore, 5.0), make(tdstore, 0.0)
+    td.update(other, keys_to_update=["n", "b"])
+    assert plain(td) == plain(want.update({"n": other["n"], "b": other["b"]}))
 
 
 def test_a_dict_of_which_a_nested_entry_does_not_fit_changes_nothing() -> None:

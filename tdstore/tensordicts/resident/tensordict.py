@@ -301,8 +301,9 @@ class TensorDict(EntryTree):
 
     def _plan_update(self, changes: Any, source: Any, wanted: Any, how: Any) -> None:
         into: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        plain = wanted is None and (type(source) is dict or type(source) is TensorDict)
-        if plain and not (how.clone or how.inplace or self._state) and self._mergeable(source, into):
+        some = source if wanted is None else self._some_of(source, [w[0] if len(w) == 1 else w for w in wanted])
+        plain = type(some) is dict or type(some) is TensorDict
+        if plain and not (how.clone or how.inplace or self._state) and self._mergeable(some, into):
             changes.then(partial(_take, into))
         else:
             super()._plan_update(changes, source, wanted, how)
