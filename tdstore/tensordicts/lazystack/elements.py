@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import GROUP, Container, EntrySource
 from tdstore.container.core.locks import LOCKED, READONLY
-from tdstore.container.methods.update_source import as_key_list, flat_pairs
+from tdstore.container.methods.update_source import as_key_list
 from tdstore.container.storage.change_plan import Changes
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.index.index_terms import as_row
@@ -20,6 +21,7 @@ from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES
 from tdstore.tensordicts.lazystack.ops import LazyOps
 from tdstore.tensordicts.lazystack.reading import LazyTree
+from tdstore.tensordicts.lazystack.writing import Parts
 from tdstore.tensordicts.resident.entries import ResidentTree, walk_plain
 from tdstore.tensordicts.resident.entry_access import EntryTree
 from tdstore.tensordicts.resident.indexing import IndexedTree
@@ -235,18 +237,16 @@ class ElementTree(LazyOps):
         return True
 
     def _copy_whole(self, source: Any, keys: Any) -> bool:
-        """Copy tensors into whole entries. False, and nothing done, if anything needs a closer look."""
+        """Copy the tensors of another stack. False, and nothing done, if anything needs a closer look."""
         mine: list[Tensor] = []
         theirs: list[Tensor] = []
-        if isinstance(source, LazyTree):
-            alike = source._stack_dim == self._stack_dim and len(source._tds) == len(self._tds)
-            if not alike or not (
-                self._pair_elements(source, mine, theirs)
-                if keys is None
-                else self._pair_entries(source, keys, mine, theirs)
-            ):
-                return False
-        elif keys is not None or not self._pair_parts(source, mine, theirs):
+        if not isinstance(source, LazyTree) or source._stack_dim != self._stack_dim:
+            return False
+        if len(source._tds) != len(self._tds) or not (
+            self._pair_elements(source, mine, theirs)
+            if keys is None
+            else self._pair_entries(source, keys, mine, theirs)
+        ):
             return False
         if not mine or not are_plain(zip(mine, theirs, strict=True)) or _share(mine, theirs):
             return False
@@ -283,22 +283,20 @@ class ElementTree(LazyOps):
             theirs += parts
         return True
 
-    def _pair_parts(self, source: Any, mine: list[Tensor], theirs: list[Tensor]) -> bool:
-        """Pair the tensors of the elements with parts of those of a dict or a TensorDict."""
-        d, n = self._stack_dim, len(self._tds)
-        if type(source) is not dict and (
-            type(source) is not self._resident_class or source._batch_size[d : d + 1] != (n,)
-        ):
-            return False
-        for path, value in flat_pairs(source, stacks=False):
-            if type(value) is not Tensor or value.is_nested or value.ndim <= d or value.shape[d] != n:
-                return False
-            targets, parts = self._tensors(path if len(path) > 1 else path[0], to_write=True), value.unbind(d)
-            if targets is None or not have_same_shapes(targets, parts):
-                return False
+    def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
+        if at is not None:
+            return super()._prepared(entries, at)
+        columns = {key: Parts(self._split(key, value)) for key, value in entries.items()}
+        mine: list[Tensor] = []
+        theirs: list[Any] = []
+        for key, parts in columns.items():
+            targets = self._tensors(key, to_write=True)
+            if targets is None or set(map(type, parts)) != {Tensor} or not have_same_shapes(targets, parts):
+                return super()._prepared(columns)
             mine += targets
             theirs += parts
-        return True
+        plain = are_plain(zip(mine, theirs, strict=True))
+        return partial(copy_plain, mine, theirs) if plain else super()._prepared(columns)
 
     # -- rows --------------------------------------------------------------------------------
     def _element_rows(self, index: Any) -> Sequence[int] | None:

@@ -203,3 +203,12 @@ def with_groups(td: Any) -> Iterator[Any]:
 def size_without(size: torch.Size, dim: int) -> torch.Size:
     """Return a size without one of its dimensions."""
     return torch.Size((*size[:dim], *size[dim + 1 :]))
+
+
+def merged_size(sizes: Sequence[Sequence[int]]) -> torch.Size | None:
+    """Merge several sizes into one, -1 where they differ. Return None where their lengths differ."""
+    if sizes and not any(size != sizes[0] for size in sizes):
+        return torch.Size(sizes[0])
+    if len({len(size) for size in sizes}) > 1:
+        return None
+    return torch.Size(c[0] if len(set(c)) == 1 else -1 for c in zip(*sizes, strict=True))

@@ -30,14 +30,14 @@ from tdstore.index.shapes import as_dim
 from tdstore.keys import key_text
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.lazystack.batch_read import residents, with_common_keys
-from tdstore.tensordicts.lazystack.parts import copy_of_selected
+from tdstore.tensordicts.lazystack.parts import copy_of_selected, merged_size
 from tdstore.tensordicts.lazystack.routing import Route, positions, route, unravel
 from tdstore.tensordicts.resident.locked_facts import may_keep
 from tdstore.tensordicts.resident.store_backed import BindingMixin
 from tdstore.types import Entry, Names, NestedKey, Path, path_text
 
 _ALL = slice(None)
-_FORMS = {"as_list", "as_padded_tensor", "as_nested_tensor"}
+_FORMS = ("as_list", "as_padded_tensor", "as_nested_tensor")
 
 
 class LazyTree(TensorDictBase):
@@ -88,7 +88,7 @@ class LazyTree(TensorDictBase):
         for td in tds:
             size = td._batch_size
             if size is not first and size != first:
-                merged = _merged([td._batch_size for td in tds])
+                merged = merged_size([td._batch_size for td in tds])
                 if merged is None:
                     raise errors.BatchSizeError("an element of this lazy stack has another number of batch dimensions")
                 return merged
@@ -159,6 +159,12 @@ class LazyTree(TensorDictBase):
         return first if len(common) == len(first) else [k for k in first if k in common]
 
     def _kind(self, key: str) -> str | None:
+        plain = self._resident_class
+        for td in self._tds:
+            if type(td) is not plain or type(td._data.get(key)) is not Tensor:
+                break
+        else:
+            return LEAF if self._tds else None
         kinds = {td._kind(key) for td in self._tds}
         if not kinds or None in kinds:
             return None
@@ -208,14 +214,14 @@ class LazyTree(TensorDictBase):
         sizes = [td._value_size(key) for td in self._tds]
         if len(set(sizes)) < 2:
             return super()._value_size(key)
-        merged, d = _merged(sizes) or torch.Size(()), self._stack_dim
+        merged, d = merged_size(sizes) or torch.Size(()), self._stack_dim
         return torch.Size((*merged[:d], len(sizes), *merged[d:]))
 
     def _merged_leaf(self, key: str) -> torch.Size | None:
         """Return the shape of an entry, -1 where elements differ; None unless all are tensors of one rank."""
         if any(td._kind(key) != LEAF for td in self._tds):
             return None
-        return _merged([td._leaf_shape(key) for td in self._tds])
+        return merged_size([td._leaf_shape(key) for td in self._tds])
 
     def _leaf_facts(self, key: str) -> LeafFacts:
         if self._is_unbatched(key):
@@ -279,7 +285,7 @@ class LazyTree(TensorDictBase):
             if all(isinstance(v, Container) for v in column):
                 tensorclass, bare = unwrap_all(column)
                 below = [v._resident() for v in bare]
-                inner = _merged([b._batch_size for b in below])
+                inner = merged_size([b._batch_size for b in below])
                 if inner is None or -1 in inner or len(inner) < d:
                     raise errors.UnevenError(f"the TensorDicts {path_text((*path, key))} have different batch sizes")
                 wide = torch.Size((*inner[:d], len(parts), *inner[d:]))
@@ -297,12 +303,10 @@ class LazyTree(TensorDictBase):
     # -- get, in all its forms ---------------------------------------------------------------
     def _raw_as(self, key: str, **form: Any) -> Any:
         """Return the entry in the form asked for. Nested TensorDicts stay lazy stacks."""
-        mismatched = set(form) - _FORMS - {"padding_side", "padding_value", "layout"}
+        mismatched = set(form).difference(_FORMS, ("padding_side", "padding_value", "layout"))
         if mismatched or sum(bool(form.get(name)) for name in _FORMS) > 1:
             raise errors.InvalidTypeError(f"get takes one of {', '.join(sorted(_FORMS))}, not {form}")
-        as_list, as_padded_tensor, as_nested_tensor = (
-            form.get(n, False) for n in ("as_list", "as_padded_tensor", "as_nested_tensor")
-        )
+        as_list, as_padded_tensor, as_nested_tensor = (form.get(name, False) for name in _FORMS)
         if self._kind(key) == GROUP or not (as_list or as_padded_tensor or as_nested_tensor):
             return self._raw(key)
         # Of stacks of stacks, each in the form asked for.
@@ -545,13 +549,6 @@ def _leaf_cutter(key: str, found: Route) -> Callable[[Any], Tensor]:
         return part.squeeze(found.place) if found.lift else part
 
     return cut
-
-
-def _merged(shapes: Sequence[Sequence[int]]) -> torch.Size | None:
-    """Merge several shapes into one, -1 where they differ. Return None where their lengths differ."""
-    if len({len(s) for s in shapes}) > 1:
-        return None
-    return torch.Size(c[0] if len(set(c)) == 1 else -1 for c in zip(*shapes, strict=True))
 
 
 def _lists(parts: Sequence[Any], place: int) -> NonTensorStack | None:

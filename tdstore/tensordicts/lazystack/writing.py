@@ -119,10 +119,10 @@ class LazyWrites(LazyTree):
 
     def _coerce_existing(self, key: str, item: Any, *, whole: bool = False) -> Any:
         """Coerce a part for each element, to its entry's own kind and shape."""
+        if type(item) is Tensor and self._alike(key, item):
+            return Parts(item.unbind(self._stack_dim))
         if self._kind(key) == LEAF and isinstance(item, (bool, int, float, complex)):
             item = tensor_for(item, f"entry {key!r}")
-        elif type(item) is Tensor and self._alike(key, item):
-            return Parts(item.unbind(self._stack_dim))
         if isinstance(item, Tensor) and not item.is_nested and self._kind(key) == LEAF:
             shape, batch = self._leaf_shape(key), self._batch_size
             if item.shape[: len(batch)] != batch and -1 not in shape:

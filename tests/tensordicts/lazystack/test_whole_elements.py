@@ -332,3 +332,26 @@ def test_a_dimension_that_is_flattened_alone_stays_as_it_is() -> None:
         td.flatten(1, 0)
     with pytest.raises(DimensionError):
         td.flatten(2, 2)
+
+
+def test_a_state_dict_is_loaded_in_place_or_not_at_all() -> None:
+    td, state = stack(), wide().state_dict()
+    before = [one["n", "b"] for one in td.tensordicts]
+    td.load_state_dict(state)
+    same(td, wide())
+    assert all(one["n", "b"] is old for one, old in zip(td.tensordicts, before, strict=True))
+    with pytest.raises(BatchSizeError, match=r"'n.b' has shape \[5, 3\], and \[5, 2\] in the state dict"):
+        td.load_state_dict({**dense().state_dict(), "n.b": torch.zeros(5, 2)})
+    same(td, wide())
+
+
+def test_any_and_all_ask_all_elements() -> None:
+    td = tdstore.lazy_stack([TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}) for _ in range(3)])
+    assert not td.any() and not td.all()
+    td.tensordicts[2]["n", "b"][1] = 1.0
+    assert td.any() and not td.all()
+    td.apply_(lambda leaf: leaf.fill_(1))
+    assert td.all()
+    td.tensordicts[1]["n", "c"] = torch.zeros(2).to_sparse()  # no entry of the stack
+    held = TensorDict({"all": td, "x": torch.ones(1)})
+    assert held.all() and held.any()
