@@ -81,13 +81,17 @@ def index_shape(shape: Iterable[int], index: object) -> torch.Size:
 
 
 def _usual_shape(shape: torch.Size, terms: tuple[Any, ...]) -> torch.Size | None:
-    """Compute what ints, slices, None and one tensor of positions or mask give; None for others and for errors."""
+    """Compute what ints, slices, None and one tensor, mask or bool give; None for others and for errors."""
     sizes: list[int] = []
     dim, ndim, tensors = 0, len(shape), 0
     for term in terms:
         kind = type(term)
         if term is None:
             sizes.append(1)
+            continue
+        if kind is bool and not tensors:
+            tensors = 1
+            sizes.append(int(term))
             continue
         if dim == ndim:
             return None
