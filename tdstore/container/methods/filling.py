@@ -61,9 +61,10 @@ class FillingMixin(Container):
         if isinstance(entry, Container):
 
             def fill(leaves: Sequence[Tensor]) -> None:
-                numbers = [number_like(value, what, t) for t in leaves]  # all of them before the first leaf changes
-                for leaf, number in zip(leaves, numbers, strict=True):
-                    leaf.fill_(number)
+                kinds = {(leaf.dtype, leaf.device): leaf for leaf in leaves}
+                numbers = {kind: number_like(value, what, leaf) for kind, leaf in kinds.items()}
+                for leaf in leaves:  # none before all numbers are there
+                    leaf.fill_(numbers[leaf.dtype, leaf.device])
 
             entry._foreach_(fill)
             return self
