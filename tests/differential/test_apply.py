@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 
 import pytest
+import tensordict
 import torch
 
 from tdstore import TensorDict
@@ -343,6 +345,13 @@ def test_a_stored_out_takes_other_dtypes(tmp_path: Path, rows: int, monkeypatch:
     assert stored["i"][:2].tolist() == [0.5, 1.5]
     stored.apply(lambda x: x + 1, out=stored)
     assert stored["i"][-1] == rows + 0.5
+
+
+def test_named_apply_has_the_parameters_of_apply() -> None:
+    named, plain = (list(signature(getattr(TensorDict, name)).parameters.values()) for name in ("named_apply", "apply"))
+    assert [p for p in named if p.name != "nested_keys"] == plain
+    theirs = signature(tensordict.TensorDict.named_apply).parameters
+    assert {p.name for p in named} >= set(theirs) - {"constructor_kwargs"}
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,20 @@ class ApplyMixin(Container):
         return made
 
     def named_apply(
-        self, fn: Callable[..., object], *others: Container, nested_keys: bool = False, **kwargs: Any
+        self,
+        fn: Callable[..., object],
+        *others: Container,
+        nested_keys: bool = False,
+        batch_size: SizeLike | None = None,
+        device: DeviceLike | None = NO_DEFAULT,
+        names: NamesLike = NO_DEFAULT,
+        inplace: bool = False,
+        default: object = NO_DEFAULT,
+        filter_empty: bool | None = None,
+        propagate_lock: bool = False,
+        call_on_nested: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
+        out: Container | None = None,
     ) -> Self:
         """Call a function on each tensor with its key: like `apply`, with `fn(key, leaf, *leaves of others)`.
 
@@ -226,7 +239,8 @@ class ApplyMixin(Container):
             fn: called with the key first.
             *others: TensorDicts with the keys of this one.
             nested_keys: pass the whole path of a nested entry, a tuple; False passes its last part.
-            **kwargs: those of `apply`.
+            batch_size, device, names, inplace, default, filter_empty, propagate_lock, call_on_nested, is_leaf, out: as
+                of `apply`.
 
         Raises:
             KeyNotFoundError: one of `others` lacks an entry, and there is no `default`.
@@ -243,7 +257,21 @@ class ApplyMixin(Container):
             key = path if nested_keys and len(path) > 1 else path[-1]
             return fn(key, *leaves)
 
-        made: Self = self._map_leaves(call, others, True, **kwargs)
+        made: Self = self._map_leaves(
+            call,
+            others,
+            True,
+            batch_size=batch_size,
+            device=device,
+            names=names,
+            inplace=inplace,
+            default=default,
+            filter_empty=filter_empty,
+            propagate_lock=propagate_lock,
+            call_on_nested=call_on_nested,
+            is_leaf=is_leaf,
+            out=out,
+        )
         return made
 
     def apply_(self, fn: Callable[..., object], *others: Container, **kwargs: Any) -> Self:
