@@ -28,7 +28,7 @@ from tdstore.header import Header
 from tdstore.storekit import documents, files, refusals, session
 from tdstore.storekit.checksums import Sums, block_text, crc32c, sums_of_file, sums_of_part, tips_of_file
 from tdstore.storekit.session import Log
-from tdstore.types import Verify, path_text
+from tdstore.types import Path, Verify, path_text
 
 WHOLE = 64 << 10
 """Leaves of up to so many bytes are compared whole when they are opened, which is as cheap as three samples."""
@@ -103,6 +103,46 @@ def _read_tensordict(root: int, url: str) -> Contents:
         ) from None
     header, leaves = read_tensordict(root, url)
     return _contents(b"", header, leaves)
+
+
+def grown_elsewhere(root: int, contents: Contents, url: str) -> Contents | None:
+    """Return the contents of a folder to which the tensordict package has added rows since the last commit, or None.
+
+    That package lengthens files and changes its `meta.json`, and knows nothing of the manifest. All entries must be
+    those of the manifest, with other lengths, and all files must be as long as `meta.json` says.
+    """
+    try:
+        header, found = read_tensordict(root, url)
+        sizes = _sizes(root, found)
+    except (StoreError, OSError):
+        return None
+    theirs = {leaf.path: leaf for leaf in found}
+    groups = contents.header.groups
+    if len(theirs) != len(contents.leaves) or header.groups.keys() != groups.keys() or not contents.raw:
+        return None
+    leaves = []
+    for leaf in contents.leaves:
+        there = theirs.get(leaf.path)
+        if there is None or leaf.packed or (there.dtype, there.file) != (leaf.dtype, leaf.file):
+            return None
+        if there.shape[1:] != leaf.shape[1:] or sizes[leaf.path] != there.nbytes or there.nbytes < leaf.nbytes:
+            return None
+        leaves.append(LeafFile(leaf.path, there.shape, leaf.dtype, leaf.fill, leaf.file))
+    if all(leaf.shape == old.shape for leaf, old in zip(leaves, contents.leaves, strict=True)):
+        return None
+    grown = {path: msgspec.structs.replace(groups[path], batch_size=g.batch_size) for path, g in header.groups.items()}
+    return _contents(contents.raw, Header(grown), leaves)
+
+
+def _sizes(root: int, leaves: list[LeafFile]) -> dict[Path, int]:
+    """Return the bytes of the files of leaves."""
+    with files.Tree(root) as tree:
+        return {
+            leaf.path: os.stat(leaf.file[-1], dir_fd=tree.folder(leaf.file[:-1]), follow_symlinks=False).st_size
+            if leaf.file
+            else 0
+            for leaf in leaves
+        }
 
 
 def check_and_map(
@@ -181,8 +221,9 @@ def _accepted(
         dirty.append((leaf, reason))
         return False
     whole = info.st_size >= end if leaf.packed else info.st_size == end
-    if not accept or (not whole and now.log is None):
-        raise CorruptStoreError(f"{url}: {reason}", url=url, hint=_ACCEPT)
+    acceptable = whole or now.log is not None
+    if not accept or not acceptable:
+        raise CorruptStoreError(f"{url}: {reason}", url=url, hint=_ACCEPT if acceptable else _RESTORE)
     leaf.sums = None
     return True
 
@@ -234,6 +275,7 @@ def _compare_packed(fd: int, leaf: LeafFile, info: os.stat_result, now: SessionS
     return compare_sums(fd, leaf, leaf.sums)
 
 
+_RESTORE = "restore it from a copy"
 _ACCEPT = "restore it from a copy; if another program wrote it on purpose, open once with mode='r+', recover='accept'"
 
 

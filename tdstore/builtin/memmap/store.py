@@ -26,6 +26,7 @@ from tdstore.builtin.memmap.opening import (
     crc_of_range,
     crc_unless_written,
     fingerprint,
+    grown_elsewhere,
     manifest_identity,
     read_contents,
     session_state,
@@ -35,6 +36,7 @@ from tdstore.builtin.memmap.steps import Recorded, append_step, has_room, plan_s
 from tdstore.builtin.memmap.tensordict_layout import meta_files, write_meta_files
 from tdstore.builtin.readcheck import ReadCheck
 from tdstore.errors import (
+    CorruptStoreError,
     OptionError,
     StoreError,
     StoreNotFoundError,
@@ -188,25 +190,29 @@ class MemmapStore(MemmapLeaves):
             with without_collection():
                 contents = read_contents(root, self.url)
                 self._lease.session = self._hold.session
-                self._take(contents, now)
+                contents = self._take(contents, now)
             stale = [leaf for leaf in contents.leaves if leaf.sums is None or now.skips(leaf)]
             if now.log is not None and not now.live:
                 self._recover(contents, now.log)
             if not now.live and (stale or self._raw.startswith(documents.LOGGED)):
                 self._reseal(stale)
 
-    def _take(self, contents: Contents, now: SessionState) -> None:
+    def _take(self, contents: Contents, now: SessionState) -> Contents:
+        """Check and map the leaves; return the contents, which are others if another program has added rows."""
         check_declared(contents.nbytes, self._options["max_bytes"], self.url)
         shared = self._mode == "r+"
-        self._hold.pack = check_and_map(
-            self._hold.root,
-            contents,
-            now,
-            shared=shared,
-            verify=self._options["verify"],
-            accept=self._options["recover"] == "accept",
-            url=self.url,
-        )
+        try:
+            self._hold.pack = check_and_map(
+                self._hold.root,
+                contents,
+                now,
+                shared=shared,
+                verify=self._options["verify"],
+                accept=self._options["recover"] == "accept",
+                url=self.url,
+            )
+        except CorruptStoreError as error:
+            return self._take(self._with_added_rows(contents, error), now)
         self._header, self._raw, self._hold.raw = contents.header, contents.raw, contents.raw
         for leaf in contents.leaves:
             self._files[leaf.path] = leaf
@@ -229,6 +235,27 @@ class MemmapStore(MemmapLeaves):
                 root = self._hold.root
                 stored_crc = partial(crc_unless_written, root) if shared else partial(crc_of_range, root, self._raw)
                 self._reading = ReadCheck(self.url, sure, stored_crc)
+
+        return contents
+
+    def _with_added_rows(self, contents: Contents, error: CorruptStoreError) -> Contents:
+        """Return the contents with rows that another program has added.
+
+        Raises:
+            CorruptStoreError: it has added none; or they are not to be accepted.
+        """
+        grown = grown_elsewhere(self._hold.root, contents, self.url)
+        if grown is None:
+            raise error
+        if self._options["recover"] == "accept":
+            return grown
+        before, after = (list(found.header.groups[()].batch_size or ()) for found in (contents, grown))
+        raise CorruptStoreError(
+            f"{error.message}: the tensordict package has added rows since the last commit, and its meta.json says "
+            f"{after} where the manifest says {before}",
+            url=self.url,
+            hint="open it once with mode='r+', recover='accept' to take them over",
+        ) from error
 
     def _recover(self, contents: Contents, log: session.Log) -> None:
         """Finish or undo an interrupted commit, as there is no other session."""
