@@ -445,8 +445,14 @@ class IndexedTree(BindingMixin):
             for mine, theirs in pairs:
                 put_rows(mine, index, theirs, by_device)
         else:
-            for mine, theirs in pairs:
-                mine[index] = theirs
+            left = iter(pairs)
+            try:
+                for mine, theirs in left:
+                    mine[index] = theirs
+            except KeyboardInterrupt:  # it comes between two leaves: the others are written first
+                for mine, theirs in left:
+                    mine[index] = theirs
+                raise
         for stack, part in values:
             stack.put(index, part)
 

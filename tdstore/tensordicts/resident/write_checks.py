@@ -39,15 +39,24 @@ def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 def copy_plain(mine: Tensors, theirs: Tensors) -> None:
-    """Write tensors into others of the same shape, where none can fail but for want of disk space."""
+    """Write tensors into others of the same shape, where none can fail but for want of disk space.
+
+    Ctrl-C comes between two copies, and is raised after the last one.
+    """
     if HOLES:
         for target in mine:
             reserve(target)
     if len(mine) >= _MANY and not traced():
         torch._foreach_copy_(mine, theirs)
     else:
-        for target, source in zip(mine, theirs, strict=True):
-            target.copy_(source)
+        pairs = zip(mine, theirs, strict=True)
+        try:
+            for target, source in pairs:
+                target.copy_(source)
+        except KeyboardInterrupt:
+            for target, source in pairs:
+                target.copy_(source)
+            raise
 
 
 def are_plain(pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
