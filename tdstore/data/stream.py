@@ -25,6 +25,12 @@ VERSION = 1
 NEXT, BEGUN, LOADS = 0, 1, 2
 
 
+def _check_epoch(epoch: int) -> None:
+    check_int(epoch, "epoch")
+    if not 0 <= epoch < MOST_EPOCHS:
+        raise InvalidArgumentError(f"epoch {epoch}: epochs are counted from 0, up to 2**62")
+
+
 class Stream(IterableDataset[TensorDictBase], Generic[P]):
     """Batches in an order that a position and a few integers determine.
 
@@ -115,21 +121,22 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
         Raises:
             InvalidArgumentError: the number is negative.
         """
-        check_int(epoch, "epoch")
-        if not 0 <= epoch < MOST_EPOCHS:
-            raise InvalidArgumentError(f"epoch {epoch}: epochs are counted from 0, up to 2**62")
+        _check_epoch(epoch)
         self._set(self._first(epoch))
         self._shared[NEXT] = epoch + 1
 
-    def state_dict(self, batches: int | None = None) -> State:
+    def state_dict(self, batches: int | None = None, *, epoch: int | None = None) -> State:
         """Return the position after the last batch that was handed out: a few integers.
 
         Args:
             batches: how many batches of the loader's current iteration the caller has received. Only for workers of a
                 stock `DataLoader`, which do not say how far the caller is.
+            epoch: the epoch of that iteration; default: the one that its workers have begun. Before the first batch of
+                an iteration they may not have begun it, and the default would be the epoch before.
 
         Raises:
             InvalidStateError: workers read, and `batches` is missing.
+            InvalidArgumentError: `epoch` is negative, or there are fewer batches in it.
 
         Example:
             >>> epochs = Epochs(tdstore.TensorDict({"a": torch.arange(6)}, [6]), 2, shuffle=False)
@@ -149,8 +156,12 @@ class Stream(IterableDataset[TensorDictBase], Generic[P]):
         if batches is not None:
             check_int(batches, "batches")
             position = self._position
-            if begun and begun - 1 != self._epoch_of(position):
-                position = self._first(begun - 1)
+            if epoch is None:
+                epoch = begun - 1 if begun else self._epoch_of(position)
+            else:
+                _check_epoch(epoch)
+            if epoch != self._epoch_of(position):
+                position = self._first(epoch)
             if not 0 <= batches <= self._batches_left(position):
                 raise InvalidArgumentError(
                     f"batches={batches}: the epoch had {self._batches_left(position)} batches left"

@@ -233,6 +233,27 @@ def test_the_position_of_a_loader_with_workers() -> None:
         epochs.state_dict(batches=16)
 
 
+def test_a_position_before_the_first_batch_of_an_iteration() -> None:
+    """Workers may not have begun the epoch, and the state was then that of the epoch before."""
+    td = numbered(40)
+    alone = epochs_of(td)
+    expected = [rows_of(alone) for _ in range(3)]
+    epochs = epochs_of(td)
+    loader = DataLoader(epochs, batch_size=None, num_workers=2)
+    assert rows_of(loader) == expected[0]
+    for epoch in (1, 0, 2):
+        again = epochs_of(td)
+        again.load_state_dict(epochs.state_dict(batches=0, epoch=epoch))
+        assert again.epoch == epoch and rows_of(again) == expected[epoch]
+    again.load_state_dict(epochs.state_dict(batches=3, epoch=1))
+    assert rows_of(again) == expected[1][3:]
+    resumed = epochs_of(td)
+    resumed.load_state_dict(epochs.state_dict(batches=2, epoch=1))
+    assert resumed.state_dict(batches=0, epoch=1) == resumed.state_dict()
+    with pytest.raises(InvalidArgumentError, match="epoch -1"):
+        epochs.state_dict(batches=0, epoch=-1)
+
+
 def test_a_state_for_workers_that_live() -> None:
     epochs = epochs_of(numbered(50))
     loader = DataLoader(epochs, batch_size=None, num_workers=1, persistent_workers=True)
