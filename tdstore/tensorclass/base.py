@@ -19,8 +19,7 @@ from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.paths import entry_path, is_key
 from tdstore.container.core.tensorclasses import Typed, maker_of, register, resolve_class, stamp, unwrap
-from tdstore.container.display.options import level_lines, ordered_lines
-from tdstore.container.display.text import entry_text, indent
+from tdstore.container.display.text import class_text
 from tdstore.container.functions import torch_functions
 from tdstore.container.methods.access import AS_SET
 from tdstore.tensorclass.below import UPDATING, check_schema, guard, unmark
@@ -552,14 +551,10 @@ class TensorClass(Surface, metaclass=Fields):
         return self._tensordict.map_iter(OnClass(fn, type(self)), *args, **kwargs)
 
     def __repr__(self) -> str:
-        td = self._tensordict
         try:
-            keys = sorted(td._first_keys())
-            lines = ordered_lines(f"{key}={entry_text(td, key)}" for key in keys)
-            lines += [*(f"{name}=None" for name in self._plan.names if name not in keys), *level_lines(td)]
+            return class_text(self)
         except errors.StoreClosedError as error:
             return f"{type(self).__name__}(closed: {error.url})"
-        return f"{type(self).__name__}(\n" + ",\n".join(indent(line) for line in lines) + ")"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return pickling.rebuild, ("TensorClass", maker_of(type(self)), self._tensordict)

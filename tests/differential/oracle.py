@@ -16,12 +16,11 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
-from .structures import SAMPLES
+from tests.peer import tensordict
 
-tensordict = pytest.importorskip("tensordict", reason="the oracle of the differential tests")
+from .structures import SAMPLES
 
 SELF_CHECK = os.environ.get("TDSTORE_ORACLE_SELF") == "1"
 

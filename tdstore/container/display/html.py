@@ -84,7 +84,7 @@ def _facts(td: Any, level: int) -> Iterator[str]:
             yield {"is_memmap": "memory-mapped", "is_shared": "shared"}[flag]
     if td.is_locked:
         yield "locked"
-    place = _place(td)
+    place = place_of(td)
     if place is not None and not level:
         yield _text(place[0].store.group_location(place[1]))
 
@@ -137,7 +137,7 @@ def _row(td: Any, key: str) -> str:
 
 def _value(td: Any, key: str) -> str:
     """Format a value; a column of values in a store is not read for it."""
-    place = _place(td)
+    place = place_of(td)
     if place is not None and place[0].column((*place[1], key)):
         return f'<span class="dim">one value per row, {_shape(td.batch_size)}</span>'
     try:
@@ -162,7 +162,7 @@ def _line(name: str, what: str) -> str:
     return f'<div><span class="key">{_text(name)}</span> <span class="dim">{_text(what)}</span></div>'
 
 
-def _place(td: Any) -> tuple[Any, Path] | None:
+def place_of(td: Any) -> tuple[Any, Path] | None:
     """Return the handle and the path of a stored container."""
     if isinstance(td, Container._stored_class):
         return td._handle, td._path
@@ -171,7 +171,7 @@ def _place(td: Any) -> tuple[Any, Path] | None:
 
 
 def _options(td: Any, key: str) -> Mapping[str, Any]:
-    place = _place(td)
+    place = place_of(td)
     if place is None or isinstance(td, Container._stack_class):
         return {}
     path = (*place[1], key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tdstore.container.core.container import Container
 from tdstore.container.display.html import html
+from tdstore.container.display.options import shows
 from tdstore.container.display.text import text
 from tdstore.errors import StoreClosedError
 
@@ -23,6 +24,6 @@ class ReprMixin(Container):
         except StoreClosedError as error:
             return f"{type(self).__name__}(closed: {error.url})"
 
-    def _repr_html_(self) -> str:
-        """Render for notebooks: a tree that folds."""
-        return html(self)
+    def _repr_html_(self) -> str | None:
+        """Render for notebooks: a tree that folds; None, for the text, where `set_printoptions` says so."""
+        return html(self) if shows("html") else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ContextDecorator
 from typing import Any, Self
 
@@ -22,8 +22,21 @@ _DEFAULTS: dict[str, Any] = {
     "show_storage_size": False,
     "plain": False,
     "sort_keys": "alphabetical",
+    "compact": False,
+    "html": True,
 }
 _TERSE = ("show_device", "show_is_shared", "show_field_device", "show_dtype", "show_field_is_shared")
+_LONG_ONLY = (
+    "show_is_shared",
+    "show_shape",
+    "show_field_device",
+    "show_field_is_shared",
+    "show_grad",
+    "show_is_contiguous",
+    "show_is_view",
+    "show_storage_size",
+    "plain",
+)
 _now = dict(_DEFAULTS)
 
 
@@ -41,7 +54,9 @@ class set_printoptions(ContextDecorator):  # noqa: N801  # the name that users k
             `show_field_device`, `show_dtype`, `show_field_is_shared` of its tensors, and of those in memory
             `show_grad`, `show_is_contiguous`, `show_is_view`, `show_storage_size`, and `plain` for mean and
             standard deviation, or the range of integers; `sort_keys`: "alphabetical", None, or a function of the
-            line of an entry, by which they are sorted.
+            line of an entry, by which they are sorted; `compact`: True for a short form, on one line where that fits,
+            which heeds `show_batch_size`, `show_device`, `show_dtype` and `sort_keys`; the options that it does not
+            heed set it to False where it is not given; `html`: False has notebooks show the text.
 
     Raises:
         InvalidTypeError: an option that does not exist.
@@ -53,12 +68,17 @@ class set_printoptions(ContextDecorator):  # noqa: N801  # the name that users k
             fields={
                 a: Tensor(shape=torch.Size([3]))},
             batch_size=torch.Size([3]))
+        >>> with set_printoptions(compact=True):
+        ...     print(TensorDict({"a": torch.zeros(3, 4)}, [3]))
+        TensorDict(batch_size=[3], fields={a: f32[4]})
     """
 
     def __init__(self, *, verbose: bool = True, **kwargs: Any) -> None:
         if unknown := set(kwargs) - set(_DEFAULTS):
             raise InvalidTypeError(f"no print options: {sorted(unknown)}; there are {sorted(_DEFAULTS)}")
         self._options = {**({} if verbose else dict.fromkeys(_TERSE, False)), **kwargs}
+        if not kwargs.keys().isdisjoint(_LONG_ONLY):
+            self._options.setdefault("compact", False)
         self._before: list[dict[str, Any]] = []
 
     def set(self) -> None:
@@ -74,14 +94,30 @@ class set_printoptions(ContextDecorator):  # noqa: N801  # the name that users k
         _now.update(self._before.pop())
 
 
-def ordered(keys: Iterable[str]) -> list[str]:
-    """Return keys in the order to show them."""
-    return sorted(keys) if _now["sort_keys"] == "alphabetical" else list(keys)
+def shows(option: str) -> bool:
+    """Return whether an option is on."""
+    return bool(_now[option])
+
+
+def line_order() -> Callable[[str], Any] | None:
+    """Return the function of an entry's line by which entries are sorted; None for the order of the keys."""
+    order = _now["sort_keys"]
+    return str if order == "alphabetical" else order if callable(order) else None
 
 
 def ordered_lines(lines: Iterable[str]) -> list[str]:
-    """Return the lines of entries, of ordered keys, in the order of a function given as `sort_keys`."""
-    return sorted(lines, key=_now["sort_keys"]) if callable(_now["sort_keys"]) else list(lines)
+    """Return the lines of entries in the order to show them."""
+    order = line_order()
+    return list(lines) if order is None else sorted(lines, key=order)
+
+
+def facts_of(td: Any) -> list[str]:
+    """Return what the compact form says of a container besides its entries."""
+    size = ",".join(map(str, td.batch_size))
+    return [
+        *([f"batch_size=[{size}]"] if _now["show_batch_size"] else []),
+        *([f"device={td.device}"] if _now["show_device"] and td.device is not None else []),
+    ]
 
 
 def level_lines(td: Any) -> list[str]:

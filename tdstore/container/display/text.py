@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tdstore.container.core.container import LEAF, VALUE
-from tdstore.container.display.options import leaf_parts, level_lines, ordered, ordered_lines
+from tdstore.container.display.compact import compact_text
+from tdstore.container.display.options import leaf_parts, level_lines, ordered_lines, shows
 
 _LONG = 500
 """Characters of a value that are shown."""
@@ -13,13 +14,26 @@ _LONG = 500
 
 def text(td: Any) -> str:
     """Format the tree with shapes, devices and dtypes; keys sorted."""
-    fields = indent(",\n".join(ordered_lines(f"{key}: {entry_text(td, key)}" for key in ordered(td._first_keys()))))
+    if shows("compact"):
+        return compact_text(td)
+    fields = indent(",\n".join(ordered_lines(f"{key}: {entry_text(td, key)}" for key in td._first_keys())))
     lines = [
         f"fields={{\n{fields}}}" if fields else "fields={\n}",
         *level_lines(td),
         *td._dataset_lines(),
     ]
     return f"{type(td).__name__}(\n" + ",\n".join(indent(line) for line in lines) + ")"
+
+
+def class_text(obj: Any) -> str:
+    """Format an object of a tensorclass; fields that are None come last."""
+    if shows("compact"):
+        return compact_text(obj)
+    td = obj._tensordict
+    keys = sorted(td._first_keys())
+    lines = ordered_lines(f"{key}={entry_text(td, key)}" for key in keys)
+    lines += [*(f"{name}=None" for name in obj._plan.names if name not in keys), *level_lines(td)]
+    return f"{type(obj).__name__}(\n" + ",\n".join(indent(line) for line in lines) + ")"
 
 
 def entry_text(td: Any, key: str) -> str:

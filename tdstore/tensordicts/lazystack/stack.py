@@ -14,7 +14,8 @@ from tdstore.container.core.dim_names import as_names
 from tdstore.container.core.key_views import FirstKeys, IsLeaf, signature_of
 from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.one_buffer import is_one_buffer, reduced
-from tdstore.container.display.options import level_lines, ordered, ordered_lines
+from tdstore.container.display.compact import compact_text
+from tdstore.container.display.options import level_lines, ordered_lines, shows
 from tdstore.container.display.text import entry_text, indent
 from tdstore.container.methods.access import AS_SET, AccessMixin
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
@@ -126,8 +127,10 @@ class LazyStackedTensorDict(ElementTree):
         return cls(*tds, stack_dim=stack_dim, stack_dim_name=stack_dim_name, names=names)
 
     def __repr__(self) -> str:
+        if shows("compact"):
+            return compact_text(self)
         common = set(self._first_keys())
-        fields = ",\n".join(ordered_lines(f"{key}: {entry_text(self, key)}" for key in ordered(self._first_keys())))
+        fields = ",\n".join(ordered_lines(f"{key}: {entry_text(self, key)}" for key in self._first_keys()))
         alone = []
         for i, td in enumerate(self._tds):
             own = ",\n".join(f"{key}: {entry_text(td, key)}" for key in td._first_keys() if key not in common)

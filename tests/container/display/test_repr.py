@@ -6,12 +6,12 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-import tensordict
 import torch
 
 import tdstore
 from tdstore import TensorDict, lazy_stack
 from tdstore.container.display import html
+from tests.peer import SINCE_15, tensordict
 from tests.torch_integration.containers import CONTAINERS, sample
 
 VOID = {"img", "br", "hr", "meta", "link", "input"}
@@ -72,6 +72,105 @@ def test_a_repr_is_the_peers(name):
 def test_a_memmap_prints_as_the_peers(tmp_path):
     mine, theirs = sample().memmap(tmp_path / "a"), sample(tensordict).memmap(tmp_path / "b")
     assert repr(mine) == repr(theirs)
+
+
+LONG = "k" * 33
+COMPACT = {
+    "plain": "TensorDict(batch_size=[3,2], fields={a: f32[4], n: {b: f32[]}})",
+    "empty": "TensorDict(batch_size=[2], fields={})",
+    "dtypes": "TensorDict(batch_size=[2], fields={b: bool[], z: bf16[]})",
+    "values": "TensorDict(batch_size=[3], fields={o: NoneType, s: str, x: f32[]})",
+    "device": "TensorDict(batch_size=[3,2], device=cpu, fields={a: f32[4], n: {b: f32[]}})",
+    "nested deeper": "TensorDict(batch_size=[], fields={n: {m: {x: f32[2]}}})",
+    "lazy, uneven": "LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={\n    a: f32[-1]}, "
+    "exclusive_fields={1: {only: f32[1]}})",
+    "lazy inside": "TensorDict(batch_size=[2], fields={\n    l: LazyStackedTensorDict[3,2]{a: f32[4], n: {b: f32[]}}})",
+}
+SAMPLES_OF_COMPACT = {
+    **SAMPLES,
+    "on meta": lambda M: M.TensorDict({"a": torch.zeros(2, device="meta"), "b": torch.zeros(2)}, [2]),
+    "wider": lambda M: M.TensorDict({"n": M.TensorDict({"a": torch.zeros(3, 4, 5)}, [3, 4])}, [3]),
+    "rows": lambda M: M.TensorDict(
+        {"r": ["x", "y"], "d": M.NonTensorData({"q": 1}, [2]), "m": M.MetaData(1, [2])}, [2]
+    ),
+    "params": lambda M: M.TensorDictParams(M.TensorDict({"w": torch.zeros(3), "n": {"v": torch.zeros(2)}})),
+    "params inside": lambda M: M.TensorDict({"p": M.TensorDictParams(M.TensorDict({"w": torch.zeros(3)}))}),
+    "long": lambda M: M.TensorDict({"n": {LONG: torch.zeros(3), "m": {LONG + "2": torch.zeros(3)}}, "a10": 1, "a1": 1}),
+    "only in some": lambda M: M.lazy_stack(
+        [M.TensorDict({f"{LONG}{i}": torch.zeros(3), "n": {LONG: 1, "z": 1}}) for i in range(3)] + [M.TensorDict()]
+    ),
+    "of uneven ranks": lambda M: M.lazy_stack([M.TensorDict({"a": torch.zeros(3, *n)}, [3]) for n in ([], [5])]),
+}
+OPTIONS = [{}, {"show_batch_size": False}, {"show_device": False}, {"show_dtype": False}, {"verbose": False}]
+OPTIONS += [{"sort_keys": None}, {"sort_keys": len}, {"show_grad": True, "compact": True}]
+needs_15 = pytest.mark.skipif(not SINCE_15, reason="this tensordict has no compact text")
+
+
+def compact(M, td, **options):
+    with M.set_printoptions(compact=True), M.set_printoptions(**options):
+        return repr(td)
+
+
+@pytest.mark.parametrize("name", COMPACT)
+def test_a_compact_repr(name):
+    assert compact(tdstore, SAMPLES[name](tdstore)) == COMPACT[name]
+
+
+@needs_15
+@pytest.mark.parametrize("name", SAMPLES_OF_COMPACT)
+def test_a_compact_repr_is_the_peers(name):
+    for options in OPTIONS:
+        mine, theirs = (compact(M, SAMPLES_OF_COMPACT[name](M), **options) for M in (tdstore, tensordict))
+        assert mine == theirs, options
+
+
+@pytest.mark.parametrize("base", ["TensorClass", "TypedTensorDict"])
+def test_a_compact_repr_of_a_class(base):
+    def declare(M):
+        fields = {"b": torch.Tensor, "a": torch.Tensor, "n": M.TensorDict}
+        body = {"__annotations__": fields, "__module__": __name__, "__qualname__": "Step"}
+        return type(getattr(M, base))("Step", (getattr(M, base),), body)
+
+    text = "Step(batch_size=[2], fields={a: f32[], b: f32[3], n: {c: i64[]}})"
+    for M in (tdstore, tensordict) if SINCE_15 else (tdstore,):
+        Step = declare(M)  # noqa: N806
+        step = Step(a=torch.zeros(2), b=torch.zeros(2, 3), n=M.TensorDict({"c": torch.arange(2)}, [2]), batch_size=[2])
+        assert compact(M, step) == text
+        held = M.TensorDict({"s": M.lazy_stack([step[:1]] * 2)}, [2])
+        assert compact(M, held).startswith("TensorDict(batch_size=[2], fields={")
+        if base == "TensorClass":
+            del step.a
+            assert compact(M, step) == "Step(batch_size=[2], fields={b: f32[3], n: {c: i64[]}, a: None})"
+            assert compact(M, held) == (
+                "TensorDict(batch_size=[2], fields={\n    s: Step[1]{a: f32[], b: f32[3], n: {c: i64[]}}})"
+            )
+
+
+def test_a_compact_repr_reads_nothing_of_a_store(tmp_path):
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3, 2)}, "s": "x", "r": ["p", "q", "r"]}, [3])
+    td.save(tmp_path / "td.h5").close()
+    with tdstore.open(tmp_path / "td.h5") as stored:
+        text = compact(tdstore, stored)
+    assert text == (
+        "PersistentTensorDict(batch_size=[3], fields={\n    a: f32[],\n    n: PersistentTensorDict{b: f32[2]},\n"
+        "    r: NonTensorStack,\n    s: str})"
+    )
+    assert compact(tdstore, stored) == text  # closed
+
+
+def test_what_the_long_form_alone_has_takes_the_compact_one_back():
+    td = TensorDict({"a": torch.zeros(3)}, [3])
+    assert tdstore.get_printoptions()["compact"] is False
+    assert "requires_grad" in compact(tdstore, td, show_grad=True)
+    assert "f32" in compact(tdstore, td, show_device=False)
+
+
+def test_html_can_be_turned_off():
+    td = TensorDict({"a": torch.zeros(3)}, [3])
+    with tdstore.set_printoptions(html=False):
+        assert td._repr_html_() is None
+        assert lazy_stack([td])._repr_html_() is None
+    assert "</div>" in td._repr_html_()
 
 
 # -- HTML -----------------------------------------------------------------------------------
