@@ -184,7 +184,7 @@ def _fields_of(cls: Any) -> set[str]:
 
 def _theirs_of(package: Any, ours: Any) -> Any:
     if ours not in _twins:
-        body = _body_of(ours)
+        body = _body_of(ours, by_name=False)
         body["__reduce__"] = lambda self: (to_tensordict, (from_tensordict(self),))  # no module has the class
         flags = {"nocast": ours._flags.nocast, "frozen": ours._flags.frozen, "shadow": True}
         made = package.tensorclass(**flags)(type(ours.__name__, (), body))
@@ -206,15 +206,21 @@ def _ours_of(theirs: Any) -> Any:
     return _twins[theirs]
 
 
-def _body_of(cls: Any) -> dict[str, Any]:
-    """Return a class body with the fields of a tensorclass, and nothing else."""
+def _body_of(cls: Any, *, by_name: bool = True) -> dict[str, Any]:
+    """Return a class body with the fields of a tensorclass, and nothing else.
+
+    `by_name=False` is for their constructors, which take all fields by position and warn of fields taken by name only.
+    """
     body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    body["__annotations__"] = {field.name: field.type for field in dataclasses.fields(cls)}
-    for field in dataclasses.fields(cls):
+    fields = list(dataclasses.fields(cls))
+    if not by_name:  # what has a default follows what has none
+        fields.sort(key=lambda field: not field.default is field.default_factory is dataclasses.MISSING)
+    body["__annotations__"] = {field.name: field.type for field in fields}
+    for field in fields:
         # What the constructor does not take is not set by a __post_init__ here: it is taken by name.
-        by_name = field.kw_only or not field.init
+        kw_only = by_name and (field.kw_only or not field.init)
         body[field.name] = dataclasses.field(
-            default=field.default, default_factory=field.default_factory, kw_only=by_name
+            default=field.default, default_factory=field.default_factory, kw_only=kw_only
         )
     return body
 

@@ -15,6 +15,8 @@ import tdstore
 from tdstore import MetaData, NonTensorStack, TensorDict, TensorDictParams, UnbatchedTensor, interop
 from tdstore.interop import from_tensordict, to_tensordict
 
+pytestmark = pytest.mark.filterwarnings("error")  # who converts is not warned of what they did not write
+
 
 def sample() -> Any:
     inner = TensorDict({"b": torch.zeros(2, 3, dtype=torch.bfloat16), "t": "deep"}, [2, 3])
@@ -206,7 +208,7 @@ def test_a_class_of_the_same_name_and_fields_is_taken_for_the_same(tmp_path: Any
 
     mine = declare(tdstore.TensorClass, {})
     assert type(from_tensordict(declare(peer.TensorClass, {})(x=torch.ones(1)))) is mine
-    other = from_tensordict(declare(peer.TensorClass, {"z": int})(x=torch.ones(1), z=3))
+    other = from_tensordict(declare(peer.TensorClass, {"z": torch.Tensor})(x=torch.ones(1), z=torch.tensor(3)))
     assert type(other) is not mine and other.z == 3
     mine(x=torch.ones(1)).save(tmp_path / "x").close()
     assert type(tdstore.load(tmp_path / "x")) is mine  # what the user declared, and not what was made for the other
