@@ -10,7 +10,6 @@ from tdstore.arguments import check_callable
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.paths import entry_path
 from tdstore.container.core.tensorclasses import unwrap
-from tdstore.errors import InvalidTypeError
 
 IsLeaf = Callable[[type], bool]
 M = TypeVar("M", bound=Callable[..., Any])
@@ -65,11 +64,7 @@ class FirstKeys(abc.KeysView[str]):
         if type(key) is str:
             return key in self._mapping
         path = entry_path(key)  # type: ignore[arg-type]
-        if len(path) > 1:
-            raise InvalidTypeError(
-                "`key in td.keys()` takes a string; use td.keys(include_nested=True) for nested keys"
-            )
-        return path[0] in self._mapping
+        return len(path) == 1 and path[0] in self._mapping
 
     def __repr__(self) -> str:
         return f"FirstKeys({list(self._mapping)})"
@@ -114,9 +109,7 @@ class KeysView(abc.KeysView[Any]):
         path = entry_path(key)  # type: ignore[arg-type]
         include_nested, leaves_only, is_leaf, _ = self._args
         if len(path) > 1 and not include_nested:
-            raise InvalidTypeError(
-                "`key in td.keys()` takes a string; use td.keys(include_nested=True) for nested keys"
-            )
+            return False
         node = self._td
         for part in path[:-1]:
             if node._kind(part) != GROUP:
