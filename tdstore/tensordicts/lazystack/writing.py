@@ -25,7 +25,7 @@ from tdstore.container.storage.change_plan import Changes, together
 from tdstore.container.storage.growth import Growth, check_owner, step_of
 from tdstore.container.storage.open_and_save import over
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
-from tdstore.errors import BatchSizeError, InvalidArgumentError, KeyExistsError, UnsupportedError
+from tdstore.errors import BatchSizeError, KeyExistsError, UnsupportedError
 from tdstore.index.index_terms import as_terms, spelled_out
 from tdstore.index.rows import put
 from tdstore.index.selection import index_shape
@@ -43,7 +43,6 @@ from tdstore.tensordicts.lazystack.parts import (
     result_ndim,
     row_parts,
     size_without,
-    with_groups,
     write_values,
 )
 from tdstore.tensordicts.lazystack.reading import LazyTree, check_elements, check_same_names
@@ -542,12 +541,9 @@ class LazyWrites(LazyTree):
             self._dim_name = value._names[self._stack_dim]
 
     def _check_names(self, names: Names) -> None:
-        name = names[self._stack_dim] if names else None
-        if name is not None and any(name in node.names for td in self._tds for node in with_groups(td)):
-            raise InvalidArgumentError(
-                f"the dimension name {name!r} is already used by an element of this lazy stack; "
-                "set names = None first to give it to another dimension"
-            )
+        if names is not None:
+            for td in self._tds:
+                td._refuse_names(names, td.batch_dims, ())
 
     def _set_names(self, names: Names) -> None:
         for td in self._tds:
@@ -575,7 +571,7 @@ class LazyWrites(LazyTree):
 
     def _names_below(self, names: Names, td: Any) -> Names:
         below = (*names[: self._stack_dim], *names[self._stack_dim + 1 :]) if names else ()
-        return extend_names(below, td.batch_dims) if any(below) else None
+        return extend_names(below, td.batch_dims) if names else None
 
     def _set_device(self, device: torch.device | None) -> None:
         for td in self._tds:
