@@ -360,6 +360,8 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
         return value
 
     def _adopt(self, key: str, value: Container) -> Container:
+        if value is self:
+            raise self._refuse_itself((key,))
         batch = self._batch_size
         value = self._with_batch_of(key, value)
         if self._device is not None and value.device != self._device:
@@ -373,6 +375,12 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
             value = value._shallow()
             value._set_names(self._names + (value._names or (None,) * value.batch_dims)[len(batch) :])
         return value
+
+    def _refuse_itself(self, path: Path) -> InvalidArgumentError:
+        """Create the error for a TensorDict that is set into itself."""
+        return InvalidArgumentError(
+            f"cannot set a TensorDict as its own entry {path_text(path)}", hint="set td.clone(recurse=False)"
+        )
 
     def _missing(self, key: Any) -> KeyNotFoundError:
         """Create the error for a missing entry, which lists the keys of the group that lacks it."""

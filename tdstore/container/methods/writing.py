@@ -72,6 +72,8 @@ class WritingMixin(Container):
             torch.Size([3, 4])
         """
         path = entry_path(key)
+        if item is self:
+            raise self._refuse_itself(path)
         node, rest = self._descend(path, item)
         last = rest[-1]
         if inplace and len(rest) == 1 and node._kind(last) is not None:
@@ -570,13 +572,9 @@ def _zeros_for(entry: Any, batch: torch.Size, ndim: int) -> Any:
     if isinstance(entry, NonTensor):
         return NonTensorData(None, batch)
     if isinstance(entry, Container):
-        full = (*batch, *entry.batch_size[ndim:])
-        zeros = entry._resident_class._new(
-            {k: _zeros_for(entry._raw(k), batch, ndim) for k in entry._first_keys()},
-            torch.Size(full),
-            entry.device,
-            None,
-        )
+        full = torch.Size((*batch, *entry.batch_size[ndim:]))
+        entries = {k: _zeros_for(entry._raw(k), batch, ndim) for k in entry._first_keys()}
+        zeros = entry._resident_class._new(entries, full, entry.device, None)
         return rewrap(class_of(entry), zeros)
     return torch.zeros((*batch, *entry.shape[ndim:]), dtype=entry.dtype, device=entry.device)
 

@@ -10,6 +10,7 @@ from torch.compiler import is_compiling
 
 from tdstore.arguments import NO_NUMBER, number_like
 from tdstore.container.core.locks import READONLY
+from tdstore.container.core.paths import entry_path
 from tdstore.index.index_terms import as_row
 from tdstore.index.rows import FEW, ONE_THREAD, check_rows, put_rows
 from tdstore.index.tracing import traced
@@ -60,6 +61,8 @@ class EntryTree(IndexedTree):
             if not n or (n == 1 and shape and shape[0] == batch[0]) or shape[:n] == batch:
                 node._data[key] = item
                 return self
+        if item is self:
+            raise self._refuse_itself(entry_path(full))
         made = node._coerce(key, item)
         node._data[key] = made
         if type(made) is not Tensor:
