@@ -77,7 +77,7 @@ class AccessMixin(Container):
 
         Raises:
             KeyNotFoundError: there is no such entry, and missing entries are errors.
-            NotAGroupError: a part of the key before the last is not a TensorDict.
+            NotAGroupError: a part of the key before the last is not a TensorDict, and there is no `default`.
 
         Example:
             >>> td = TensorDict({"a": torch.zeros(3, 2), "next": {"a": torch.ones(3)}}, [3])
@@ -86,7 +86,7 @@ class AccessMixin(Container):
             >>> td.get("b", "missing")
             'missing'
         """
-        found = self._find(key)
+        found = self._find(key, optional=default is not AS_SET and default is not NO_DEFAULT)
         if found is None:
             return self._default(key, default)
         node, last = found
@@ -111,8 +111,11 @@ class AccessMixin(Container):
         """Return the entry in the form that the caller requests of a lazy stack. Here there is only one form."""
         return self._raw(key)
 
-    def _find(self, key: NestedKey) -> tuple[Any, str] | None:
-        """Find the parent and the last key as `_existing` does, or return None if a part of the key is missing."""
+    def _find(self, key: NestedKey, *, optional: bool = False) -> tuple[Any, str] | None:
+        """Find the parent and the last key as `_existing` does, or return None if a part of the key is missing.
+
+        `optional` counts what is below an entry that is no TensorDict as missing, too.
+        """
         path = entry_path(key)
         node: Any = self
         for i, part in enumerate(path[:-1]):
@@ -120,6 +123,8 @@ class AccessMixin(Container):
             if kind is None:
                 return None
             if kind != GROUP:
+                if optional:
+                    return None
                 raise NotAGroupError(f"key {path_text(path)}: {path_text(path[: i + 1])} is not a TensorDict")
             node = node._raw(part)
         return None if node._kind(path[-1]) is None else (node, path[-1])

@@ -155,7 +155,7 @@ class KeySelectionMixin(Container):
         for key_set in key_sets:
             part = td._without_values() if reproduce_struct else td.empty()
             for path, name in _names_of(key_set).items():
-                found = self._find(path)
+                found = self._find(path, optional=not strict)
                 if found is not None and not any(path[: len(t)] == t for t in used):
                     entry: Any = found[0]._raw(found[1])
                     if isinstance(entry, Container):

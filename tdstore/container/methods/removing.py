@@ -66,7 +66,7 @@ class RemovingMixin(Container):
             >>> td.pop("b"), td.pop("b", None), list(td.keys())
             (tensor([1., 1.]), None, ['a'])
         """
-        found = self._find(key)
+        found = self._find(key, optional=default is not NO_DEFAULT)
         if found is None:
             if default is NO_DEFAULT:
                 raise self._missing(key)
