@@ -31,7 +31,6 @@ from tdstore.tensorclass.fields import (
     Flags,
     Plan,
     declare,
-    delete,
     entries_by_key,
     entry_of,
     looked_up,
@@ -355,7 +354,9 @@ class TensorClass(Surface, metaclass=Fields):
     def __delattr__(self, name: str) -> None:
         if name not in self._field_names:
             raise self._no_field(name)
-        delete(self, name)
+        if self._flags.frozen:
+            raise refuse_frozen(self, name)
+        unset(self, name)
 
     if not TYPE_CHECKING:
 

@@ -200,10 +200,6 @@ def named(names: Any) -> Names:
 
 
 # -- access ----------------------------------------------------------------------------------
-_DELETED = "_deleted_fields"
-"""The names of fields that were deleted, in the `__dict__` of an object; copies and parts of it do not have it."""
-
-
 class FieldAccess:
     """A field on its class: `obj.f` reads the entry `f`, None where there is none; setting None removes it."""
 
@@ -217,11 +213,10 @@ class FieldAccess:
             raise AttributeError(f"{self.name!r} is a field of {owner.__name__}'s objects")
         td = obj._tensordict
         if type(td) is not TensorDict:
-            found = entry_of(td, self.name)
-            return found if found is not None else entry_if_not_deleted(obj, self.name)
+            return entry_of(td, self.name)
         found = td._data.get(self.name)
         if type(found) is Tensor or not isinstance(found, NonTensor):
-            return found if found is not None else entry_if_not_deleted(obj, self.name)
+            return found
         return found.plain()
 
     def __set__(self, obj: Any, value: Any) -> None:
@@ -237,15 +232,7 @@ class EntryAccess(FieldAccess):
         if obj is None:
             return super().__get__(obj, owner)
         td = obj._tensordict
-        if td._kind(self.name) is not None:
-            return td.get(self.name)
-        return entry_if_not_deleted(obj, self.name)
-
-
-def entry_if_not_deleted(obj: Any, name: str) -> None:
-    """Return None, the value of a field without an entry; raise an AttributeError after `del obj.field`."""
-    if name in getattr(obj, "__dict__", {}).get(_DELETED, ()):
-        raise AttributeError(f"{name!r} of {type(obj).__name__} was deleted")
+        return None if td._kind(self.name) is None else td.get(self.name)
 
 
 def entry_of(td: Any, name: str) -> Entry:
@@ -297,21 +284,8 @@ def entries_by_key(
     return entries | {k: kwargs.pop(k) for k in list(kwargs) if k in obj._field_names or k not in options}
 
 
-def delete(obj: Any, name: str) -> None:
-    """Implement `del obj.field`: it is no attribute of this object until it is set again.
-
-    Raises:
-        KeyNotFoundError: it is not set.
-    """
-    if obj._flags.frozen:
-        raise refuse_frozen(obj, name)
-    obj._tensordict.del_(name)
-    obj.__dict__.setdefault(_DELETED, set()).add(name)
-
-
 def unset(obj: Any, name: str) -> None:
-    """Implement `obj.field = None`: the field has no entry, and reads as None."""
-    getattr(obj, "__dict__", {}).get(_DELETED, set()).discard(name)
+    """Implement `obj.field = None` and `del obj.field`: the field has no entry, and reads as None."""
     if obj._tensordict._kind(name) is not None:
         obj._tensordict.del_(name)
 
