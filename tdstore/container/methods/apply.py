@@ -283,7 +283,7 @@ class ApplyMixin(Container):
             **kwargs: those of `apply`.
 
         Returns:
-            This TensorDict; None when `fn` returned None for every tensor.
+            This TensorDict. A tensor for which `fn` returned None stays as it is.
 
         Raises:
             KeyNotFoundError: one of `others` lacks an entry, and there is no `default`.
@@ -294,7 +294,8 @@ class ApplyMixin(Container):
             >>> td.apply_(lambda x: x + 1)["a"]
             tensor([2., 2.])
         """
-        return self.apply(fn, *others, inplace=True, **kwargs)
+        self.apply(fn, *others, inplace=True, **kwargs)
+        return self
 
     def _is_plain_tree(self) -> bool:
         """Check whether all entries are plain tensors, or nested TensorDicts of them, without devices and names."""

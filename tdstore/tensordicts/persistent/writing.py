@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tdstore.arguments import tensor_for
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
-from tdstore.container.core.dim_names import extend_names, names_below
+from tdstore.container.core.dim_names import extend_names, named, names_below
 from tdstore.container.core.paths import is_key
 from tdstore.container.core.tensorclasses import class_of, kind_of, unwrap
 from tdstore.container.entries.unbatched import is_batched
@@ -414,7 +414,7 @@ class StoredWrites(StoredTree):
         self._names = names
 
     def _set_names(self, names: Names) -> None:
-        self._names = names
+        self._names = named(names)
         if self._view is not None:
             for td in self._view.nested.values():
                 unwrap(td)._set_names(names_below(names, td._names, td.batch_dims))
@@ -539,17 +539,14 @@ class StoredWrites(StoredTree):
         """Map `fn` over the leaves and write the results back, in blocks of rows of bounded memory."""
 
         check_trees(others)
-        blocks: list[bool] = []
 
         def change(block: Any, *parts: Any) -> None:
             part = block.apply(fn, *parts, **kwargs)
-            blocks.append(part is not None)
             if part is not None:
                 block.update_(part)
 
         self._stream(change, others)
-        result: Any = self if any(blocks) or not blocks else None
-        return result  # type: ignore[no-any-return]
+        return self
 
 
 def _expanded(tensor: Tensor, shape: torch.Size, key: str) -> Tensor:
