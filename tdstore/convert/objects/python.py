@@ -133,7 +133,7 @@ def _as_container(obj: Any, batch: Sequence[int]) -> Any:
 def from_dict(
     input_dict: Mapping[Any, Any],
     *,
-    auto_batch_size: bool = False,
+    auto_batch_size: bool | None = None,
     batch_dims: int | None = None,
     device: DeviceLike | None = None,
     batch_size: SizeLike | None = None,
@@ -143,14 +143,15 @@ def from_dict(
 
     Args:
         input_dict: a dict from keys to tensors, values, or dicts of them; or a TensorDict.
-        auto_batch_size: whether each level gets the largest batch size that its entries share.
-        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
+        auto_batch_size: whether each level gets the largest batch size that its entries share. Default: only with
+            `batch_dims`.
+        batch_dims: at most this many batch dimensions.
         device: the device of the tensors; default: that of the input.
-        batch_size: the batch size; default: `[]`.
+        batch_size: the batch size of every level, whatever `auto_batch_size` says; default: `[]`.
         names: the names of the batch dimensions.
 
     Raises:
-        InvalidArgumentError: both `batch_size` and `auto_batch_size`.
+        InvalidArgumentError: both `batch_size` and `batch_dims`.
         BatchSizeError: an entry does not start with the batch size.
 
     Example:
