@@ -232,12 +232,7 @@ class IndexedTree(BindingMixin):
         index = spelled_out(terms, ndim)
         # raises for too many terms, masks that do not fit, ...
         new = index_shape(batch, tuple(map(_shape_only, index)))
-        made = self._move_tree(lambda t: rows_at(t, index), new, indexed_names(self._names, index, ndim), ndim)
-        if self._state & (MAPPED | SHARED) and all(t is True or t is None or type(t) is slice for t in index):
-            made._mark(self._state & VIEW_FLAGS)  # True adds a dimension, and what it gives are views
-            if self._state & LOCKED and not _starts_later(index):
-                made.lock_()
-        return made
+        return self._move_tree(lambda t: rows_at(t, index), new, indexed_names(self._names, index, ndim), ndim)
 
     # -- writing -----------------------------------------------------------------------------
     def _set_rows(self, index: Any, value: Any) -> None:
