@@ -13,6 +13,7 @@ tensordict = pytest.importorskip("tensordict", reason="the package that tests co
 VERSION = tuple(int(part) for part in re.findall(r"\d+", tensordict.__version__)[:2])
 SINCE_15 = VERSION >= (0, 15)
 """Since then the peer has a compact `repr`, and does right what it did not."""
+BEFORE_15 = not SINCE_15
 
 if SINCE_15:
     tensordict.set_printoptions(compact=False).set()  # ours are long unless asked otherwise
@@ -21,8 +22,3 @@ if SINCE_15:
 def adopted(case: Any, listed: Container[Any]) -> bool:
     """Tell whether the peer does by now what ours does, in a case that is listed as adopted in 0.15."""
     return SINCE_15 and case in listed
-
-
-def as_of(before: Any, since: Any) -> Any:
-    """Return what the peer gave before 0.15, or what it gives since."""
-    return since if SINCE_15 else before

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,8 +23,9 @@ import pytest
 import torch
 
 from tests.cuda import mode
+from tests.peer import BEFORE_15
 
-from .intended import INTENDED
+from .intended import FOLLOWED, INTENDED
 from .oracle import OURS, PEER, SELF_CHECK, Raised, Side, differences, outcome
 
 GROUP = 40  # what pytest itself does for one test costs as much as several cases
@@ -96,6 +98,9 @@ class Case:
         if entry is not None and not SELF_CHECK:
             want = entry.expected(self.name, want, OURS)
         found = list(differences(want, got))
+        if BEFORE_15 and any(re.fullmatch(pattern, self.name) for pattern in FOLLOWED):
+            assert found, f"{self.name}: the peer does so before 0.15, too"
+            return
         assert not found, "\n".join([f"{self.name}:", *found[:8], *(["..."] if len(found) > 8 else [])])
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from tests.peer import BEFORE_15, SINCE_15
+
 from .oracle import Raised, Side, describe, raises
 from .structures import t
 from .writes import as_torch, leaves, write_row_by_row
@@ -47,13 +49,17 @@ class Intended:
 
     why: str
     cases: Sequence[str]
-    ours: Raised | None = None
+    ours: Raised | bool | None = None
     program: Callable[[Side, str], object] | None = None
     change: Callable[[Any], object] | None = None
     when: str | None = None
     """Only where the peer refuses (the case, or its first step) with a message that has this pattern."""
+    of: bool = True
+    """Only of this version of the peer: `BEFORE_15` or `SINCE_15`."""
 
     def covers(self, case: str, peer: object = None) -> bool:
+        if not self.of and peer is not None:
+            return False
         if not any(re.fullmatch(pattern, case) for pattern in self.cases):
             return False
         if self.when is None or peer is None:
@@ -67,6 +73,16 @@ class Intended:
         if self.change is not None:
             return peer if isinstance(peer, Raised) else self.change(peer)
         return self.ours
+
+
+FOLLOWED = [
+    r"then cleared, a TensorDict of a larger batch",
+    r"names = (None|\[None\]|\['y'\]) over \['x', 'y'\]",
+    r"names = (None|\[None, None\]|\['c', None\]|\['e', 'd'\]|\['d', 'f'\]) of a lazy stack along 0 of elements named",
+    r"names = (None|\[None, None\]|\[None, 'd'\]|\['d', 'e'\]|\['f', 'd'\]) of a lazy stack along 1 of elements named",
+    r"names = (\['e', 'd'\] of a lazy stack along 0|\['d', 'e'\] of a lazy stack along 1) of elements named alike",
+]
+"""Cases in which ours does what the peer does since 0.15, and did not before: names of nested TensorDicts."""
 
 
 def keeping_names(td: Any) -> object:
@@ -562,5 +578,47 @@ INTENDED: list[Intended] = [
         "torch functions of one TensorDict act on its leaves; the peer has them as methods only",
         [r"\w+\.torch\.exp"],
         program=lambda M, case: (M.sample(case.split(".")[0]).exp(), False, M.sample(case.split(".")[0])),
+    ),
+    Intended(
+        "a default is for what is missing, also below a tensor; the peer refused that before 0.15",
+        [r"get \('(n', 'b|a)', 'deeper'\) or (5|None)"],
+        program=lambda M, case: 5 if case.endswith("5") else None,
+        of=BEFORE_15,
+    ),
+    Intended(
+        "a default is for what is missing, also below a tensor; the peer refused that before 0.15",
+        [r"pop \('(n', 'b|a)', 'deeper'\) or 5"],
+        change=lambda peer: (5, *peer[1:]),
+        of=BEFORE_15,
+    ),
+    Intended(
+        "a key below a tensor is missing, and ignored where missing keys are; the peer refused it before 0.15",
+        [r"split_keys \[\('a', 'deeper'\)\] not strict"],
+        program=lambda M, case: (M.sample("nested").empty(), M.sample("nested")),
+        of=BEFORE_15,
+    ),
+    Intended(
+        "a view of the keys of the first level has no nested key; the peer raised an error before 0.15",
+        [r"\(.*'\w+'\)?, .*'\w+'.*\) in keys\(\)"],
+        ours=False,
+        of=BEFORE_15,
+    ),
+    Intended(
+        "a TensorDict is no entry of itself; the peer refuses that since 0.15",
+        [r"set itself"],
+        ours=raises("RuntimeError/ValueError"),
+        of=BEFORE_15,
+    ),
+    Intended(
+        "entries that are values are read, too; the peer refuses them since 0.15",
+        [r"parse text"],
+        program=lambda M, case: repr(M.sample("text").exclude("s", ("n", "none"))),
+        of=SINCE_15,
+    ),
+    Intended(
+        "one None is for no names, as of a tensor; the peer takes it since 0.15",
+        [r"names of (named|nested): rename None"],
+        change=lambda peer: (renamed(peer[1], [None, None]), *peer[1:]),
+        of=BEFORE_15,
     ),
 ]

@@ -10,6 +10,8 @@ import numpy as np
 import pandas
 import torch
 
+from tests.peer import tensordict
+
 from .cases import Case, Cases
 from .structures import t
 
@@ -282,13 +284,14 @@ OPTIONS: list[dict[str, Any]] = [
 
 def shown(M: Any, options: dict[str, Any]) -> Any:
     td = M.td({"b": t(3).requires_grad_() * 1, "a": torch.ones(3, 2)[:, 0], "n": {"c": torch.zeros(3)}, "s": "x"}, [3])
+    known = tensordict.get_printoptions().keys()  # before 0.15 the peer has neither `compact` nor `html`
     with M.set_printoptions(**options):
-        inside = M.get_printoptions()
+        inside = {key: value for key, value in M.get_printoptions().items() if key in known}
         # Of a stack that is not made ours says nothing of memory; the peer makes it.
         live = options.keys() - {"verbose", "show_batch_size", "show_shape", "sort_keys"}
         stack = None if live else M.lazy_stack([M.sample("wide"), M.sample("wide")])
         text = repr(td), repr(M.sample("flat")), repr(stack)
-    return text, inside, M.get_printoptions()
+    return text, inside, {key: value for key, value in M.get_printoptions().items() if key in known}
 
 
 for options in OPTIONS:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tdstore import PersistentTensorDict, TensorDict
+from tdstore import PersistentTensorDict, TensorDict, tensorclass
 
 from .programs import check, programs
 
@@ -105,6 +105,7 @@ d = {"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3, 4, 5)}}
 p = PersistentTensorDict.from_dict(d, tmp+"/a.h5", batch_size=[3])
 (p.batch_size, p["n"].batch_size)
 ---
+# as since 0.15
 from_dict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3, 4, 5)}}, batch_dims=1)
 ---
 from_dict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3, 4, 5)}}, batch_size=[3], batch_dims=1)
@@ -112,8 +113,6 @@ from_dict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3, 4, 5)}}, batch_size
 from_dict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3, 4, 5)}}, auto_batch_size=True)
 ---
 from_dict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3, 4, 5)}}, batch_size=[3], auto_batch_size=True)
----
-from_any({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3, 4, 5)}}, batch_size=[3], auto_batch_size=True)
 ---
 from_any({"a": torch.zeros(3, 4)}, batch_size=[3], batch_dims=1)
 ---
@@ -130,12 +129,6 @@ class C:
     n: Any = None
 c = C.from_dict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3, 4, 5)}}, auto_batch_size=True)
 (c.batch_size, c.n.batch_size)
----
-@tensorclass
-class C:
-    a: torch.Tensor
-c = C.from_dict(TensorDict({"a": torch.zeros(3, 4)}, [3]))
-c.batch_size
 ---
 @tensorclass
 class C:
@@ -202,6 +195,19 @@ def test_another_batch_size_of_a_tensordict() -> None:
     assert found.batch_size == torch.Size([3, 4])
     assert td.batch_size == torch.Size([3])
     assert found["a"] is td["a"]
+
+
+def test_a_class_is_made_of_a_tensordict() -> None:
+    """The peer takes dicts only since 0.15."""
+
+    @tensorclass
+    class Data:
+        a: torch.Tensor
+
+    td = TensorDict({"a": torch.zeros(3, 4)}, [3])
+    made = Data.from_dict(td)
+    assert made.batch_size == torch.Size([3])
+    assert made.a is td["a"]
 
 
 def test_stored_tensordicts_are_their_own_source(tmp_path: Path) -> None:

@@ -468,7 +468,11 @@ def through_a_file(state: Any) -> Any:
 
 def own_notes(state: Any) -> dict[str, Any]:
     """The metadata of one level, but for what no one reads of a value."""
-    return {k: {n: v for n, v in note.items() if n != "device"} for k, note in state._metadata.items()}
+
+    def of(note: dict[str, Any]) -> dict[str, Any]:
+        return {n: dict(sorted(v.items())) if isinstance(v, dict) else v for n, v in note.items() if n != "device"}
+
+    return {k: of(note) for k, note in state._metadata.items()}
 
 
 STATES: dict[str, Any] = {

@@ -11,7 +11,7 @@ from .cases import Case, Cases
 from .intended import INTENDED
 from .oracle import PEER, Raised, describe, differences, outcome, raises
 
-MODULES = ["access", "columns", "construct", "index", "lazy", "shape", "structure", "values"]
+MODULES = ["access", "columns", "construct", "convert", "index", "lazy", "shape", "structure", "values"]
 
 
 class Single(PEER.TensorClass):

@@ -76,6 +76,7 @@ td = TensorDict(a=torch.ones(3), n=TensorDict(b=torch.zeros(3)), device="cpu")
 one = td.lock_().to(TensorDict(a=torch.ones(3)))
 [one.device, one["n"].device, one.is_locked, td.device, td["n"].device]
 ---
+# as since 0.15
 td = TensorDict({"a": torch.ones(3)}, [3]).memmap_()
 [td[True].is_memmap(), td[True].is_locked, td[:, None].is_locked]
 ---

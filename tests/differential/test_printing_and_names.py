@@ -34,7 +34,7 @@ o = set_printoptions(show_is_shared=False)
 o.set()
 inside = repr(td)
 o.__exit__(None, None, None)
-(inside, repr(td), get_printoptions())
+(inside, repr(td), {k: v for k, v in get_printoptions().items() if k not in ("compact", "html")})
 ---
 o = set_printoptions(show_dtype=False)
 with o:

@@ -116,7 +116,7 @@ OURS: dict[tuple[str, str], str] = {
     ("lists.*|values.*|one value.*", r"td == td|td.get\(KEY, as_(padded|nested).*|td.get_nested.*"): "of no tensors",
     ("one value and more 0", r"td.get\(KEY, as_list=True\)"): "what stands for all rows of an element is one value",
     ("lists of lists 0", r"td.get_item_shape\(KEY\)"): "a list in a batch of none has one dimension, of lists",
-    ("lists.*", r".*return_mask=True\)"): "there are masks, if of nothing",
+    ("lists.*|values.*|one value.*", r".*return_mask=True\)"): "there are masks, if of nothing",
 }
 
 

@@ -42,7 +42,8 @@ CALLS = [
 
 def value(call: str, side: Side) -> object:
     utils = importlib.import_module(f"{side.module.__name__}.utils")
-    return eval(call, {**vars(utils), "torch": torch, "Point": Point})
+    name = call.partition("(")[0]
+    return eval(call, {name: getattr(utils, name), "torch": torch, "Point": Point})
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -28,10 +28,12 @@ Typed(c=UserDict({"x": torch.zeros(3)}), batch_size=[3]).c
 ---
 Loose(c=UserDict({"x": torch.zeros(3)}), batch_size=[3]).c["x"]
 ---
+# as since 0.15
 t = Loose(c={"x": torch.zeros(3)}, batch_size=[3])
 del t.c
 hasattr(t, "c")
 ---
+# as since 0.15
 t = Typed(c={"x": torch.zeros(3)}, batch_size=[3])
 del t.c
 t.c

@@ -75,3 +75,5 @@ BETTER: dict[tuple[str, str, int], str] = {
     **{("D5", "h5", i): "`select` is refused" for i in range(4)},
 }
 """Where the peer is plainly wrong, by (name, place, program): ours does there what the peer does in memory."""
+ADOPTED = [case for case in BETTER if case[0] == "D3" and case[1] != "params"] + [("D5", "lazy", 2)]
+"""Those in which the peer does so, too, since 0.15."""

@@ -214,7 +214,7 @@ MORE: list[tuple[str, str, str]] = [
         "A field that was deleted",
         "@M.tensorclass\nclass C:\n    x: torch.Tensor\n    y: torch.Tensor\n"
         "c = C(torch.ones(3), torch.ones(3)); del c.x; c.x",
-        "AttributeError",
+        "None",
     ),
     (
         "and a nested dict given to `update`, become parameters",
@@ -307,3 +307,36 @@ MORE: list[tuple[str, str, str]] = [
         "[1.0, 1.0, 1.0]",
     ),
 ]
+
+ADOPTED = [
+    "A field that was deleted",
+    "`popitem`",
+    "replaces that entry, as everywhere",
+    "may write nothing",
+    "is written, in blocks",
+    "names of dimensions after saving and loading",
+    "taken, without effect",
+    "brings all of `n`",
+    "keep the other entries",
+    "it is for tensors",
+    "torch's functions of one TensorDict",
+    "Arithmetic works under `torch.vmap`",
+    "is over its elements",
+    "Structured arrays are read",
+    "locked again, also when its body raised",
+    "one index takes together",
+    "The batch size of an empty TensorDict counts",
+    "a False mask in a tuple",
+    "are a nested tensor; there torch's error",
+    "`NonTensorData.where` chooses",
+    "one value and rows of values never differ",
+    "is ignored where missing keys are",
+    "can be viewed, split and chunked",
+    "Values per row move with their rows",
+    "of memory-mapped data, without a folder",
+    "write texts and other values, too",
+    "leaves integers buffers",
+    "there `view(5)` of twelve rows",
+    "Shape methods of a `NonTensorStack` give",
+]
+"""The phrases of claims that the peer adopted in 0.15, of which the page says so."""

@@ -71,3 +71,6 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         " _unravel_key_to_tuple _zip_strict",
     ),
 }
+
+LEFT_OUT_15 = {("tensordict.base", "LinkedList")}
+"""Names that the peer has no longer there since 0.15."""

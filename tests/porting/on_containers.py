@@ -435,6 +435,21 @@ BETTER: dict[str, list[Case]] = {
     "every container is taken": [*cases(70, 0, "class over memmap"), *cases(80, 1, "class over memmap")],
 }
 """Where the peer's container is wrong, and ours does what the peer does in memory: why, and the cases."""
+ADOPTED: list[Case] = [
+    *cases(12, 1, "lazy stack"),
+    *cases(17, 1, "shared"),
+    *cases(19, 1, *MAPPED),
+    *cases(38, 1, "lazy stack"),
+    *cases(38, 2, "lazy stack"),
+    *(case for i in (0, 1, 3) for case in cases(72, i, *FILES)),
+]
+"""Those of `BETTER` in which the peer's container is right since 0.15."""
+FOLLOWED: list[Case] = [
+    *(case for i in range(2) for case in cases(72, i, "lazy stack")),
+    *cases(72, 2, *(place for place in PLACES if place not in ("lazy stack", "window"))),
+    *cases(72, 3, *PLACES),
+]
+"""Where ours does what the peer does since 0.15, and did not before: names of nested TensorDicts."""
 STORED_VMAP = """
 td = PersistentTensorDict.from_dict(one(), filename=at(".h5"), batch_size=[3])
 torch.vmap(lambda x: x.apply(lambda y: y + 1))(td)

@@ -376,6 +376,7 @@ class Ids(TensorClass["tensor_only"]):
     a: torch.LongTensor
 Ids(torch.arange(3), batch_size=[3]).a
 ---
+# as since 0.15
 class Ids(TensorClass["tensor_only"]):
     a: torch.Tensor
     c: torch.Tensor

@@ -223,7 +223,7 @@ item.n = TensorDict({'a': torch.ones(3)}, [3], names=['t'])
 item.names
 """,
     72: "\n---\n".join(
-        f"""
+        f"""{"# as since 0.15" if (dim, names[0]) == (0, "c") and names[1] == "e" else ""}
 element = TensorDict({{"a": torch.zeros(3, 4)}}, [3, 4], names=["c", "d"])
 rows = [TensorDict({{"n": element.clone()}}, [3], names=["c"]) for _ in range(2)]
 lazy = lazy_stack(rows, {dim})

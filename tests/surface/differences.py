@@ -105,9 +105,23 @@ INTENDED: dict[str, str] = {
     'M.TensorDict.from_struct_array(np.array([(1, 2.0), (3, 4.0)], dtype=[("x", "i8"), ("y", "f4")]))': "it reads it",
     'td.update_at_({"no": 1}, 0)': "a KeyError: there is no such entry",
     'td.update({"a": other["b"], "bad": torch.zeros(3)})': "all or nothing",
+    '(lambda flat, layout: layout.unpack(flat))(*td.select("a", ("n", "c")).float().pack())': "tensors come first",
     'td.create_nested(("n", "x"))': "entries beside the new one stay",
     'td.flatten_keys(".", inplace=True)': "entries that are flat already stay",
     'td.flatten_keys(".", inplace=True).unflatten_keys(".", inplace=True)': "entries that are flat already stay",
+}
+# Those of INTENDED in which the peer does as ours since 0.15.
+ADOPTED = {
+    "td.lerp(reordered(other), 0.5)",
+    "td.lerp_(reordered(other), 0.5)",
+    "td.addcdiv(reordered(other), other)",
+    "M.TensorDict.lazy_stack([td, td]).contiguous()",
+    "td.to_lazystack(0).contiguous()",
+    "td.roll(1)",
+    "td.tile(2)",
+    'M.TensorDict.from_struct_array(np.array([(1, 2.0), (3, 4.0)], dtype=[("x", "i8"), ("y", "f4")]))',
+    'td.create_nested(("n", "x"))',
+    'td.flatten_keys(".", inplace=True).unflatten_keys(".", inplace=True)',
 }
 
 
