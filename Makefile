@@ -15,7 +15,7 @@ PACKAGES := tdstore $(foreach plugin,$(PLUGINS),$(plugin)/$(subst -,_,$(notdir $
 # What builds our distributions, and what tests and shows them. Versions are in constraints-dev.txt.
 BUILD_TOOLS := hatchling editables
 DEV_TOOLS := pytest pytest-timeout pytest-xdist hypothesis tensordict mypy 'pyright[nodejs]' ruff tqdm ale-py gymnasium \
-    'moto[server]' boto3 s3fs xarray safetensors distributed loky cloudpickle redis rich pandas pyarrow torchrl ray plotly torchdata \
+    'moto[server]' boto3 s3fs xarray safetensors distributed loky cloudpickle redis rich pandas pyarrow hoptorch ray plotly torchdata \
     polars duckdb datasets pillow
 # Of twenty thousand files a few thousand are ever imported, and compiled then: compiling all takes 90 s of CPU.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile --constraint constraints-dev.txt
@@ -138,7 +138,7 @@ $(STAMP): constraints-dev.txt pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	@test -x $(BIN)/python || $(MAKE) --no-print-directory $(VENV)
 	$(PIP) $(BUILD_TOOLS)
 	$(PIP) --no-build-isolation --editable . $(PLUGINS:%=--editable %) $(DEV_TOOLS)
-	$(PIP) --no-deps agilerl  # tests read its sources; what they would need is not installed
+	$(PIP) --no-deps agilerl torchrl  # tests read agilerl's sources; torchrl pins tensordict below 0.15, and runs with it
 	@touch $@
 
 # Debian keeps ensurepip in a package of its own; pip can fill the environment from outside instead.
