@@ -86,8 +86,11 @@ class Hold:
         while True:
             name = f".tdstore-anon-{os.urandom(8).hex()}"
             files.make_dir(name, parent, 0o700)
-            self.root = os.open(name, files.SAFE_DIR, dir_fd=parent)
             # Another process that removes remains may have come between: the folder was removed, or is locked.
+            try:
+                self.root = os.open(name, files.SAFE_DIR, dir_fd=parent)
+            except FileNotFoundError:
+                continue
             if files.try_lock(self.root, exclusive=True) and os.fstat(self.root).st_nlink:
                 break
             os.close(self.root)

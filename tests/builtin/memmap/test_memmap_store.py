@@ -121,6 +121,26 @@ def test_anonymous_folder_of_a_dead_process_is_swept(tmp_path: FsPath, monkeypat
     assert not os.path.exists(folder)
 
 
+def test_anonymous_folder_that_a_rival_sweeps_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may take a folder that is not locked yet for one that was left."""
+    made: list[str] = []
+    make_dir = files.make_dir
+
+    def made_and_swept(name: str, parent: int, mode: int = 0o777) -> None:
+        make_dir(name, parent, mode)
+        made.append(name)
+        if len(made) == 1:
+            publish.sweep_dead(name, parent, ())
+
+    monkeypatch.setattr(files, "make_dir", made_and_swept)
+    before = anonymous_folders()
+    with open_memmap(mode="w") as store:
+        store.create({("a",): LeafSpec((3,), "float32")})
+        (folder,) = anonymous_folders() - before
+        assert len(made) == 2 and os.path.basename(folder) == made[1]
+        assert not os.path.exists(os.path.join(scratch_dir(), made[0]))
+
+
 def test_file_names_and_reopening(tmp_path: FsPath) -> None:
     save(tmp_path / "d", OLD)
     with open_memmap(str(tmp_path / "d"), mode="r+", lock_timeout=3) as store:
