@@ -179,9 +179,14 @@ class Listed:
         if traced():
             return self.each(leaves, *operands)
         try:
-            return self.at_once(leaves, *map(_one_number, operands))
+            made = self.at_once(leaves, *map(_one_number, operands))
         except (RuntimeError, TypeError, OverflowError):
             return self.each(leaves, *operands)  # raises it again, unless it can convert the operands
+        # As soon as one result requires gradients, torch lets all of them that can: the first tells.
+        first = next((result for result in made if result.is_floating_point() or result.is_complex()), made[0])
+        if first.requires_grad and not all(leaf.requires_grad for leaf in leaves):
+            return self.each(leaves, *operands)
+        return made
 
 
 def _one_number(operand: Any) -> Any:

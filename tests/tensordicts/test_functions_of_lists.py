@@ -107,6 +107,22 @@ def test_gradients(name: str) -> None:
         torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", [*BINARY, *TERNARY])
+def test_results_require_gradients_where_their_own_leaf_does(name: str) -> None:
+    fn: Any = {**BINARY, **TERNARY}[name]
+    mine = [torch.arange(3.0), torch.arange(3.0).requires_grad_(), torch.arange(3.0)]
+    parts = [[0.5] * 3] if name in BINARY else [[torch.ones(3)] * 3, [torch.ones(3)] * 3]
+    assert [result.requires_grad for result in fn(mine, *parts)] == [False, True, False]
+    if name in BINARY:
+        mixed = [torch.arange(3), *mine]
+        assert [result.requires_grad for result in fn(mixed, [1] * 4)] == [False, False, True, False]
+        assert [result.requires_grad for result in fn(mixed, [0.5] * 4)] == [False, False, True, False]
+    other = TensorDict({"a": torch.ones(3), "b": torch.ones(3, requires_grad=True)}, [3])
+    if name in BINARY:
+        made = getattr(TensorDict({"a": torch.zeros(3), "b": torch.zeros(3)}, [3]), name)(other)
+        assert not made["a"].requires_grad and made["b"].requires_grad
+
+
 def test_clamp_between_numbers_has_the_gradients_of_its_leaves() -> None:
     mine = [torch.tensor([-1.0, 0.25, 2.0]).requires_grad_() for _ in range(3)]
     td = TensorDict({str(i): leaf for i, leaf in enumerate(mine)}, [3]).clamp(0, 1)
