@@ -49,3 +49,16 @@ def test_malformed_classes_of_a_state_change_nothing(classes):
     with pytest.raises(errors.StateDictError, match="_classes"):
         again.load_state_dict({**storage.state_dict(), "_classes": classes})
     assert not len(again) and not again.initialized
+
+
+@pytest.mark.parametrize("classes", [5, None, [[]], [[]] * 3, [5, 5], [[(["no"], "class")], []]])
+def test_malformed_classes_of_listed_rows_change_nothing(classes):
+    name = tdstore.tensorclass_name(Inner)
+    row = Outer(Inner(torch.zeros(()), batch_size=[]), "a", batch_size=[])
+    storage, again = ListStorage(4), ListStorage(4)
+    storage.set([0, 1], [row, row])
+    if isinstance(classes, list):
+        classes = [[(path, name) for path, _ in one] if isinstance(one, list) else one for one in classes]
+    with pytest.raises(errors.StateDictError, match="_classes"):
+        again.load_state_dict({**storage.state_dict(), "_classes": classes})
+    assert not len(again)

@@ -19,7 +19,14 @@ from torch import Tensor
 import tdstore
 from tdstore import NonTensorStack
 from tdstore.arguments import as_device
-from tdstore.errors import BatchSizeError, InvalidArgumentError, InvalidStateError, OutOfRangeError, UnsupportedError
+from tdstore.errors import (
+    BatchSizeError,
+    InvalidArgumentError,
+    InvalidStateError,
+    OutOfRangeError,
+    StateDictError,
+    UnsupportedError,
+)
 from tdstore.interop import from_tensordict
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.checkpoints import class_names, td_of_state
@@ -276,6 +283,7 @@ class ListStorage(Storage):
 
         Raises:
             RuntimeError: there are more than `max_size`; the storage is unchanged.
+            StateDictError: the classes are malformed; the storage is unchanged.
         """
         self._plan_state(state_dict)()
 
@@ -284,6 +292,8 @@ class ListStorage(Storage):
         self._check_room(len(state_dict["_storage"]), "the state dict")
         rows = state_dict["_storage"]
         classes = state_dict.get("_classes", [()] * len(rows))
+        if not isinstance(classes, (list, tuple)) or len(classes) != len(rows):
+            raise StateDictError(f"_classes of the state dict is malformed: it is no list of {len(rows)} lists")
         items: list[Any] = []
         for one, names in zip(rows, classes, strict=True):
             if isinstance(one, dict) and _is_state(one):
