@@ -382,7 +382,7 @@ class TensorDict(EntryTree):
                 if not mine._tensordict._pair_existing(value._tensordict, pairs, strict):
                     return False
             elif type(mine) is TensorDict and type(value) is TensorDict:
-                if not mine._pair_existing(value, pairs, strict):
+                if mine._state & READONLY or not mine._pair_existing(value, pairs, strict):
                     return False
             elif is_batched(mine) and is_batched(value):
                 if mine.is_nested or mine.shape != value.shape:

@@ -11,7 +11,14 @@ import torch
 
 import tdstore
 from tdstore import LazyStackedTensorDict, TensorDict
-from tdstore.errors import BatchSizeError, DimensionError, GradientError, InvalidArgumentError, LockedError
+from tdstore.errors import (
+    BatchSizeError,
+    DimensionError,
+    GradientError,
+    InvalidArgumentError,
+    LockedError,
+    ReadOnlyError,
+)
 
 ROWS = torch.tensor([4, 0, 2])
 MASK = torch.tensor([True, False, True, True, False])
@@ -355,3 +362,22 @@ def test_any_and_all_ask_all_elements() -> None:
     td.tensordicts[1]["n", "c"] = torch.zeros(2).to_sparse()  # no entry of the stack
     held = TensorDict({"all": td, "x": torch.ones(1)})
     assert held.all() and held.any()
+
+
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_nested_groups_that_are_read_only_are_not_written(tmp_path: Path, stacked: bool, locked: bool) -> None:
+    TensorDict({"b": torch.zeros(3)}, [3]).save(tmp_path / "group", storage="memmap")
+    loaded = [tdstore.open(tmp_path / "group", "r", storage="memmap") for _ in range(2)]
+    elements = [TensorDict({"a": torch.zeros(3), "n": group}, [3]) for group in loaded]
+    td: Any = tdstore.lazy_stack(elements) if stacked else elements[0]
+    other = td.clone() + 1
+    if locked:
+        td.lock_()
+    writes: list[Callable[[], object]] = [
+        lambda: td.update_(other), lambda: td.copy_(other), lambda: td.update(other, inplace=True),
+    ]  # fmt: skip
+    for write in writes:
+        with pytest.raises(ReadOnlyError):
+            write()
+        assert not td["a"].any() and not td["n", "b"].any()
