@@ -240,8 +240,8 @@ class ElementTree(LazyOps):
         """Copy the tensors of another stack. False, and nothing done, if anything needs a closer look."""
         mine: list[Tensor] = []
         theirs: list[Tensor] = []
-        if not isinstance(source, LazyTree) or source._stack_dim != self._stack_dim:
-            return False
+        if traced() or not isinstance(source, LazyTree) or source._stack_dim != self._stack_dim:
+            return False  # torch.compile cannot tell what shares memory
         if len(source._tds) != len(self._tds) or not (
             self._pair_elements(source, mine, theirs)
             if keys is None

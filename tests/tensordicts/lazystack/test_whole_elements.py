@@ -381,3 +381,9 @@ def test_nested_groups_that_are_read_only_are_not_written(tmp_path: Path, stacke
         with pytest.raises(ReadOnlyError):
             write()
         assert not td["a"].any() and not td["n", "b"].any()
+
+
+def test_copies_of_stacks_compile_as_one_graph() -> None:
+    td = stack()
+    torch.compile(lambda t: t.update_(t + 1), backend="eager", fullgraph=True)(td)
+    assert torch.equal(td["a"], dense()["a"] + 1) and torch.equal(td["n", "b"], dense()["n", "b"] + 1)
