@@ -435,6 +435,8 @@ BETTER: dict[str, list[Case]] = {
     "every container is taken": [*cases(70, 0, "class over memmap"), *cases(80, 1, "class over memmap")],
 }
 """Where the peer's container is wrong, and ours does what the peer does in memory: why, and the cases."""
+BY_CHANCE: list[Case] = cases(64, 0, "zarr")
+"""Those in which the peer's keys are in the order of a folder's entries, which may be the right one."""
 ADOPTED: list[Case] = [
     *cases(12, 1, "lazy stack"),
     *cases(17, 1, "shared"),
