@@ -40,15 +40,17 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_the_open_file(place: Path, package: ModuleType, mode: str) -> None:
-    package.TensorDict(data(), [3]).to_h5(str(place), chunks=2).close()
+    ours = package is tdstore
+    package.TensorDict(data(), [3]).to_h5(str(place), **({"chunks": 2} if ours else {})).close()
     td = package.PersistentTensorDict.from_h5(str(place), mode=mode)
     assert isinstance(td.file, h5py.File) and td.file.filename == str(place) and td.mode == mode
     file = td.file
-    assert file is td.file and file["a"][:].tolist() == [0, 1, 2] and file["a"].chunks == (2,)
+    assert file is td.file and file["a"][:].tolist() == [0, 1, 2]
     nested = td["n"]
     assert isinstance(nested.file, h5py.Group) and nested.file.name == "/n"
-    if package is tdstore:  # tensordict: mode "r", and with chunks=2 the nested entry is lost
-        assert nested.mode == mode and set(nested.file) == {"b"}
+    assert set(nested.file) == {"b"}
+    if ours:  # there the mode of a nested one is "r", and chunks=2 loses the nested entry, or is an error since 0.15
+        assert nested.mode == mode and file["a"].chunks == (2,)
     td.close()
 
 

@@ -23,6 +23,7 @@ from tdstore.errors import (
 from tdstore.testing.samples import INDICES, pick
 from tdstore.types import Read
 from tdstore.values import decode_value
+from tests.peer import SINCE_15
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -75,8 +76,11 @@ def test_we_read_the_peers(client: Redis, peer: Any, theirs: str) -> None:
             (got,) = ours.read([Read(("f",), index)])
             assert same({(): got}, {(): pick(LEAVES[("f",)], index)})
         header = ours.load_header()
-        values = {key: decode_value(v["data"]) for key, v in header.groups[()].values.items()}
-        assert values == {"s": "grüße", "k": 3, "none": None, "nested": {"x": [1, 2]}, "stack": list("abcdef")}
+        records = dict(header.groups[()].values)
+        stack = records.pop("stack")  # before 0.15 there is no telling rows of values from a list
+        assert stack == ({"stack": list("abcdef"), "dim": 0} if SINCE_15 else {"data": list("abcdef")})
+        values = {key: decode_value(v["data"]) for key, v in records.items()}
+        assert values == {"s": "grüße", "k": 3, "none": None, "nested": {"x": [1, 2]}}
     td = tdstore.open(theirs)
     assert td.batch_size == (6,)
     assert td["s"] == "grüße"
