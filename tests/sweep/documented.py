@@ -45,7 +45,7 @@ DOCUMENTED = [
         r"^ours raises (IndexError|RuntimeError/ValueError)|^expected |\['batch_size'\]",
     ),
     Documented(
-        "there some give a tensordict without its values",
+        "there, before 0.15, some give a tensordict without its values",
         "",
         "value",
         r"(expected '(TensorDict|LazyStackedTensorDict)', got 'NonTensorStack')"
@@ -78,10 +78,10 @@ DOCUMENTED = [
     Documented("an entry that is missing has no `entry_class`", r"entry_class\(\"missing"),
     Documented("a nested tensordict is no leaf", r"is_leaf=lambda c: True|leaves_only=True\)$"),
     Documented(
-        "`create_nested` and `flatten_keys(inplace=true)` keep",
+        "`create_nested` (there since 0.15) and `flatten_keys(inplace=true)` keep",
         r"create_nested\(\(\"n|flatten_keys\(\".\", (inplace=)?True",
     ),
-    Documented("needs `include_nested=true`", r"in td.keys\(\)|td.keys\(\) =="),
+    Documented("is false without `include_nested=true`", r"in td.keys\(\)|td.keys\(\) =="),
     Documented("`separates` and `split_keys` give", "separates"),
     Documented("`non_tensor_items()` of", "non_tensor_items"),
     # -- shapes
@@ -133,7 +133,7 @@ DOCUMENTED = [
     Documented("each access gives a new object", " is td", STORED),
     Documented("keeps the other entries of `n`", r"td\[\"n\"\] = {", STORED),
     Documented("return the nested tensordict", r"set_?\(\(\"n", STORED),
-    Documented("without effect | refused", r"batch_size = \[", STORED),
+    Documented("without effect, before 0.15 | refused", r"batch_size = \[", STORED),
     Documented("`rename_key_` of a locked hdf5", r"lock_\(\).rename", STORED),
     Documented("what a container does not do at all is in", "rename_key_|requires_grad|vmap|is_contiguous", "window"),
     # -- classes
