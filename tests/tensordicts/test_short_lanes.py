@@ -14,7 +14,7 @@ import tdstore
 from tdstore import NonTensorStack, TensorDict, TensorDictBase, lazy_stack
 from tdstore.container.methods.update_source import UPDATE_OPTIONS
 from tdstore.convert.checkpoints import state_dict as state_dicts
-from tdstore.errors import BatchSizeError, LockedError, OutOfRangeError, StateDictError
+from tdstore.errors import BatchSizeError, InvalidStateError, LockedError, OutOfRangeError, StateDictError
 
 
 def made() -> TensorDict:
@@ -568,3 +568,55 @@ def test_a_number_is_written_into_all_dtypes_as_by_torch(number: float, index: A
         assert torch.equal(td[kind], leaf), kind
         if leaf.is_floating_point():
             assert torch.equal(td[kind].signbit(), leaf.signbit()), kind
+
+
+# -- dicts that are written in place -------------------------------------------------------------
+def written() -> TensorDict:
+    return TensorDict({"a": torch.zeros(3, 2), "i": torch.zeros(3, dtype=torch.int64), "n": {"c": torch.zeros(3)}}, [3])
+
+
+FIVES, ONES = torch.full((3, 2), 5.0), torch.ones(3)
+DICTS: dict[str, tuple[dict[Any, Any], tuple[float, float, float]]] = {
+    "flat": ({"a": FIVES}, (5, 0, 0)),
+    "nested": ({"a": FIVES, "n": {"c": ONES}}, (5, 0, 1)),
+    "a path": ({"a": FIVES, ("n", "c"): ONES}, (5, 0, 1)),
+    "a TensorDict": ({"n": TensorDict({"c": ONES}, [3])}, (0, 0, 1)),
+    "dtypes": ({"a": FIVES.int(), "i": ONES * 1.7}, (5, 1, 0)),
+    "nothing": ({"n": {}}, (0, 0, 0)),
+    "shapes": ({"a": torch.ones(2), "i": ONES}, (1, 1, 0)),
+    "numbers": ({"a": 3.0, "n": {"c": 1}}, (3, 0, 1)),
+}
+ROWS_ALIKE = ("shapes", "numbers")
+"""Dicts of which an entry stands for all rows: `update` takes whole entries only."""
+
+
+@pytest.mark.parametrize("name", DICTS)
+@pytest.mark.parametrize("method", ["update_", "copy_", "update"])
+def test_a_dict_is_written_into_the_tensors_that_are_there(name: str, method: str) -> None:
+    td = written()
+    tensors = [td["a"], td["i"], td["n", "c"]]
+    source, numbers = DICTS[name]
+    options = {"inplace": True} if method == "update" else {}
+    if method == "update" and name in ROWS_ALIKE:
+        with pytest.raises(BatchSizeError):
+            td.update(source, inplace=True)
+        numbers = (0, 0, 0)
+    else:
+        assert getattr(td, method)(source, **options) is td
+    assert all(now is tensor for now, tensor in zip((td["a"], td["i"], td["n", "c"]), tensors, strict=True))
+    assert all((tensor == number).all() for tensor, number in zip(tensors, numbers, strict=True))
+
+
+@pytest.mark.parametrize("bad", [{"zz": torch.ones(3)}, {"n": {"zz": torch.ones(3)}}, {"n": {"c": torch.ones(7)}}])
+def test_a_dict_that_does_not_fit_writes_nothing(bad: dict[str, Any]) -> None:
+    td = written()
+    with pytest.raises((KeyError, BatchSizeError)):
+        td.update_({"a": torch.ones(3, 2), **bad})
+    assert (td == 0).all()
+
+
+def test_a_dict_is_not_written_into_an_expanded_tensor() -> None:
+    td = TensorDict({"a": torch.zeros(1).expand(3)}, [3])
+    for source in ({"a": torch.ones(3)}, TensorDict({"a": torch.ones(3)}, [3])):
+        with pytest.raises(InvalidStateError, match=r"contiguous\(\)"):
+            td.update_(source)

@@ -244,7 +244,7 @@ class TensorDict(EntryTree):
     def _copy_over(self, source: Any) -> bool:
         """Copy plain tensors into those that are there; False, with nothing done, if anything else is in the way."""
         pairs: list[tuple[Tensor, Tensor]] = []
-        if type(source) is not TensorDict or self._state & READONLY or not source._data:
+        if self._state & READONLY or not (source if type(source) is dict else source._data):
             return False
         if self._state == LOCKED and self._copy_alike(source):
             return True
@@ -352,11 +352,12 @@ class TensorDict(EntryTree):
             super()._plan_in_place(changes, source, at, keys_to_update)
 
     def _pairs(self, source: Any) -> list[tuple[Tensor, Tensor]] | None:
-        """Pair the tensors of another TensorDict with those of this one that they are written into."""
+        """Pair the tensors of another TensorDict, or of a dict, with those of this one that they are written into."""
         pairs: list[tuple[Tensor, Tensor]] = []
-        if type(source) is not TensorDict or self._state & READONLY or not self._pair_existing(source, pairs):
+        loose = type(source) is dict  # whose keys may be paths
+        if not (loose or type(source) is TensorDict) or self._state & READONLY:
             return None
-        return pairs
+        return pairs if self._pair_existing(source, pairs, not loose) else None
 
     def _pair_existing(self, source: Any, pairs: list[tuple[Tensor, Tensor]], strict: bool = True) -> bool:
         """Pair tensors as `_pairs`. False if anything else is there, or a key is not and `strict` is False.
@@ -365,7 +366,8 @@ class TensorDict(EntryTree):
             KeyNotFoundError: `strict`, and a key is not there.
         """
         data = self._data
-        for key, value in source._data.items():
+        entries = source if type(source) is dict else source._data
+        for key, value in entries.items():
             mine = data.get(key)
             if type(mine) is Tensor is type(value):
                 if mine.is_nested or mine.shape != value.shape:
@@ -381,7 +383,7 @@ class TensorDict(EntryTree):
                     return False
                 if not mine._tensordict._pair_existing(value._tensordict, pairs, strict):
                     return False
-            elif type(mine) is TensorDict and type(value) is TensorDict:
+            elif type(mine) is TensorDict and (type(value) is TensorDict or type(value) is dict):
                 if mine._state & READONLY or not mine._pair_existing(value, pairs, strict):
                     return False
             elif is_batched(mine) and is_batched(value):

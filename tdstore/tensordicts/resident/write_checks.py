@@ -35,7 +35,11 @@ def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     if len(pairs) > 1 and not are_plain(pairs):
         check_copies(pairs)
     if pairs:
-        copy_plain(*zip(*pairs, strict=True))
+        try:
+            copy_plain(*zip(*pairs, strict=True))
+        except RuntimeError:  # of the only pair: our error says what to do
+            check_copies(pairs)
+            raise
 
 
 def copy_plain(mine: Tensors, theirs: Tensors) -> None:
