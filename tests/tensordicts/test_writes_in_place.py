@@ -151,3 +151,50 @@ def test_rows_are_updated_in_place_by_a_part_of_the_entries():
     td.update_at_(TensorDict({"a": torch.full((1,), 5.0), "b": torch.full((1,), 6.0)}, [1]), slice(2, 3))
     assert td["a"].tolist() == [1, 1, 5]
     assert td["b"].tolist() == [0, 0, 6]
+
+
+ONES = TensorDict({"k": torch.ones(3), "n": {"x": torch.ones(3, 2)}}, [3])
+WRITES = {
+    "td[:] =": lambda td: td.__setitem__(slice(None), ONES),
+    "td[0] =": lambda td: td.__setitem__(0, ONES[0]),
+    "td[[0, 2]] =": lambda td: td.__setitem__([0, 2], ONES[[0, 2]]),
+    "td[mask] =": lambda td: td.__setitem__(torch.tensor([True, False, True]), ONES[[0, 2]]),
+    "td[0] = 1": lambda td: td.__setitem__(0, 1),
+    "update_": lambda td: td.update_(ONES),
+    "update_ with a dict": lambda td: td.update_({"k": ONES["k"], "n": {"x": ONES["n", "x"]}}),
+    "update_at_": lambda td: td.update_at_(ONES[0], 0),
+    "add_": lambda td: td.add_(1),
+    "add_ of a TensorDict": lambda td: td.add_(ONES),
+    "clamp_min_": lambda td: td.clamp_min_(1),
+    "zero_": lambda td: td.zero_(),
+    "lerp_": lambda td: td.lerp_(ONES, 0.5),
+}
+
+
+class Group(tdstore.TensorClass):
+    x: Tensor
+
+
+def read_only(path, *, tensorclass=False):
+    group = TensorDict({"x": torch.zeros(3, 2)}, [3])
+    (Group.from_tensordict(group) if tensorclass else group).save(path)
+    return TensorDict({"k": torch.zeros(3), "n": tdstore.open(path)}, [3])
+
+
+def check_nothing_written(td, write):
+    with pytest.raises(errors.ReadOnlyError):
+        write(td)
+    assert all((leaf == 0).all() for leaf in td.values(True, True))
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("tensorclass", [False, True])
+def test_nothing_is_written_beside_a_group_that_is_read_only(name, tensorclass, tmp_path):
+    check_nothing_written(read_only(tmp_path / "group", tensorclass=tensorclass), WRITES[name])
+
+
+@pytest.mark.parametrize("name", ["add_", "clamp_min_", "zero_"])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_nothing_is_written_beside_one_that_is_deeper(name, lazy, tmp_path):
+    td = TensorDict({"k": torch.zeros(3), "n": read_only(tmp_path / "group")}, [3])
+    check_nothing_written(tdstore.lazy_stack([TensorDict(td.to_dict(), [3]), td]) if lazy else td, WRITES[name])

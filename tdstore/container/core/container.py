@@ -304,6 +304,12 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
                 hint="open it with mode='r+' to write, or clone() it to change a copy",
             )
 
+    def _check_all_writable(self) -> None:
+        """Refuse a write into all entries where this TensorDict, or one that is nested in it, is read-only."""
+        self._check_writable()
+        for group in self._groups():
+            group._check_all_writable()
+
     def _coerce(self, key: str, value: Any) -> Any:
         """Turn what a user sets into an entry of this batch size and device."""
         batch, device = self._batch_size, self._device

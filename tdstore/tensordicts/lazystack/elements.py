@@ -211,7 +211,7 @@ class ElementTree(LazyOps):
 
     # -- all leaves at once ------------------------------------------------------------------
     def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
-        self._check_writable()
+        self._check_all_writable()
         columns = [self._operands(o) for o in operands]
         if not self._all_in_place(fn, operands, columns):
             for i, td in enumerate(self._tds):

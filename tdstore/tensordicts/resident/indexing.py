@@ -393,6 +393,7 @@ class IndexedTree(BindingMixin):
             elif not (
                 isinstance(mine, IndexedTree)
                 and isinstance(match, IndexedTree)
+                and not mine._state & READONLY
                 and mine._match_views(index, match, views, sources)
             ):
                 return False
@@ -484,7 +485,7 @@ class IndexedTree(BindingMixin):
             if isinstance(mine, Typed):
                 mine, match = mine._tensordict, unwrap(match)
             if isinstance(mine, IndexedTree) and isinstance(match, IndexedTree):
-                if not mine._pair(match, n, shift, pairs, values):
+                if mine._state & READONLY or not mine._pair(match, n, shift, pairs, values):
                     return False
             elif type(mine) is NonTensorData and type(match) is NonTensorData:
                 if not same_value(mine, match):

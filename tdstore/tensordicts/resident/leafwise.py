@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from tdstore.arguments import as_operand
 from tdstore.container.core.container import Container
-from tdstore.container.core.locks import LOCKED, READONLY
+from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.entries.unbatched import UnbatchedTensor
 from tdstore.container.functions.broadcast import below, check_leaves, tensor_operands, uneven, widened
@@ -68,9 +68,9 @@ class LeafwiseTree(LockedTree):
         return td.lock_() if keep_lock else td
 
     def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
-        if self._state & READONLY:
-            self._check_writable()
         facts = self._tree_facts() if self._state == LOCKED else None
+        if facts is None:  # those are of trees without read-only groups
+            self._check_all_writable()
         leaves: Any = [] if facts is None else facts.leaves
         if facts is None and (not self._collect(leaves) or self._trains_below(leaves)):
             self._mixed(lambda node, *parts: node._foreach_(fn, *parts), operands, exact=False)
