@@ -34,7 +34,7 @@ from tdstore.tensorclass.fields import (
     entries_by_key,
     entry_of,
     looked_up,
-    named,
+    names_argument,
     of_same_class,
     refuse_frozen,
     unset,
@@ -168,7 +168,7 @@ class TensorClass(Surface, metaclass=Fields):
             plan = self._plan
             if plan.shadowed:
                 batch_size, device, names = plan.shadow(kwargs, batch_size=batch_size, device=device, names=names)
-            td = TensorDict(None, batch_size, device, named(names))
+            td = TensorDict(None, batch_size, device, names_argument(names))
             object.__setattr__(self, "_tensordict", td)
             td._tensorclass = type(self)
             if args:

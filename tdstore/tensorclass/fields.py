@@ -194,7 +194,7 @@ def _members(hint: Any) -> list[Any]:
     return [] if hint is NoneType else [hint if origin is None else origin]
 
 
-def named(names: Any) -> Names:
+def names_argument(names: Any) -> Names:
     """Return the argument `names`, None if it names nothing: `dataclasses.replace` passes it on to a new batch."""
     return None if isinstance(names, list) and not any(name is not None for name in names) else names
 

@@ -12,7 +12,7 @@ from tdstore.container.core.paths import is_key
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.errors import InvalidTypeError
 from tdstore.tensorclass.base import TensorClass
-from tdstore.tensorclass.fields import FieldAccess, Flags, named
+from tdstore.tensorclass.fields import FieldAccess, Flags, names_argument
 from tdstore.tensorclass.protocols import DeclaredFields
 from tdstore.tensorclass.static import FieldsByName
 from tdstore.tensorclass.surface import again, forwarded, forwarded_unwrapped
@@ -122,7 +122,7 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
                 if name not in entries:
                     entries[name] = factory()
             cls._check(entries)
-            td = TensorDict(entries, batch_size, device, named(names), non_blocking)
+            td = TensorDict(entries, batch_size, device, names_argument(names), non_blocking)
             object.__setattr__(self, "_tensordict", td)
             td._tensorclass = cls
             cls._type_nested(td)
