@@ -19,6 +19,6 @@ if SINCE_15:
     tensordict.set_printoptions(compact=False).set()  # ours are long unless asked otherwise
 
 
-def adopted(case: Any, listed: Container[Any]) -> bool:
+def is_adopted(case: Any, listed: Container[Any]) -> bool:
     """Tell whether the peer does by now what ours does, in a case that is listed as adopted in 0.15."""
     return SINCE_15 and case in listed

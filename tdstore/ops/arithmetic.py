@@ -161,7 +161,7 @@ def _like(leaf: Tensor, other: Any) -> Tensor:
     return other if isinstance(other, Tensor) else torch.as_tensor(other, device=leaf.device)
 
 
-class Listed:
+class ListFunction:
     """A function over lists of leaves and operands: one call of torch for all of them.
 
     Args:
@@ -204,27 +204,27 @@ def _clamp_at_once(leaves: list[Tensor], low: Any, high: Any) -> tuple[Tensor, .
     return made
 
 
-_maximum = Listed(
+_maximum = ListFunction(
     _each(lambda a, b: torch.maximum(a, b) if isinstance(b, Tensor) else torch.clamp_min(a, b)), torch._foreach_maximum
 )
-_minimum = Listed(
+_minimum = ListFunction(
     _each(lambda a, b: torch.minimum(a, b) if isinstance(b, Tensor) else torch.clamp_max(a, b)), torch._foreach_minimum
 )
-_clamp_max = Listed(_each(torch.clamp_max), torch._foreach_clamp_max)
-_clamp_min = Listed(_each(torch.clamp_min), torch._foreach_clamp_min)
-_clamp = Listed(_each3(lambda a, low, high: torch.clamp_max(torch.clamp_min(a, low), high)), _clamp_at_once)
+_clamp_max = ListFunction(_each(torch.clamp_max), torch._foreach_clamp_max)
+_clamp_min = ListFunction(_each(torch.clamp_min), torch._foreach_clamp_min)
+_clamp = ListFunction(_each3(lambda a, low, high: torch.clamp_max(torch.clamp_min(a, low), high)), _clamp_at_once)
 _logical_and = _each(lambda a, b: torch.logical_and(a, _like(a, b)))
-_lerp = Listed(_each3(lambda a, b, c: torch.lerp(a, _like(a, b).to(a.dtype), c)), torch._foreach_lerp)
+_lerp = ListFunction(_each3(lambda a, b, c: torch.lerp(a, _like(a, b).to(a.dtype), c)), torch._foreach_lerp)
 
 
-def _addcmul(value: float) -> Listed:
+def _addcmul(value: float) -> ListFunction:
     each = _each3(lambda a, b, c: torch.addcmul(a, _like(a, b), _like(a, c), value=value))
-    return Listed(each, partial(torch._foreach_addcmul, value=value))
+    return ListFunction(each, partial(torch._foreach_addcmul, value=value))
 
 
-def _addcdiv(value: float) -> Listed:
+def _addcdiv(value: float) -> ListFunction:
     each = _each3(lambda a, b, c: torch.addcdiv(a, _like(a, b), _like(a, c), value=value))
-    return Listed(each, partial(torch._foreach_addcdiv, value=value))
+    return ListFunction(each, partial(torch._foreach_addcdiv, value=value))
 
 
 Made = TypeVar("Made")

@@ -23,7 +23,7 @@ def _dims(dims: Any, n: int) -> tuple[int, ...]:
     return tuple(as_dim(d, n) for d in (dims if isinstance(dims, (tuple, list)) else (dims,)))
 
 
-class Copying:
+class CopyFunction:
     """A function of a leaf that copies, so that no caller tests whether it makes a view."""
 
     # No subclass of functools.partial: torch.compile cannot trace one.
@@ -176,7 +176,7 @@ class RearrangeOps(ReshapeOps):
     def flip(self, *args: SizeLike, dims: SizeLike | None = None) -> Self:
         """Reverse the order along batch dimensions, as [`torch.flip`][]. Copies."""
         which = _dims(flat_args(args) if dims is None else dims, len(self.batch_size))
-        return self._move(Copying(lambda t: t.flip(which)), self.batch_size, self._dim_names())
+        return self._move(CopyFunction(lambda t: t.flip(which)), self.batch_size, self._dim_names())
 
     def fliplr(self) -> Self:
         """Reverse the order along batch dimension 1."""
@@ -205,7 +205,7 @@ class RearrangeOps(ReshapeOps):
         old, n = self.batch_size, len(self.batch_size)
         which = None if dims is None else _dims(dims, n)
 
-        @Copying
+        @CopyFunction
         def rolled(t: Tensor) -> Tensor:
             if which is not None:
                 return t.roll(shifts, which)
@@ -331,7 +331,7 @@ class RearrangeOps(ReshapeOps):
         if not at < k <= n:
             raise BatchSizeError(f"an index of {k} dimensions cannot gather along dimension {at} of a batch of {n}")
 
-        @Copying
+        @CopyFunction
         def take(t: Tensor) -> Tensor:
             rest = t.shape[k:]
             wide = index.reshape(*index.shape, *(1,) * len(rest)).expand(*index.shape, *rest)

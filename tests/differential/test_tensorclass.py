@@ -17,7 +17,7 @@ from torch import Tensor
 
 import tdstore
 from tests.differential.oracle import FAMILIES
-from tests.peer import adopted, tensordict
+from tests.peer import is_adopted, tensordict
 
 
 @functools.cache
@@ -375,7 +375,7 @@ def test_as_the_peer(name):
 def test_better_than_the_peer(name):
     program, want = OURS[name]
     assert facts(program(declare(tdstore))) == facts(want)
-    assert (outcome(tensordict, program) == facts(want)) is adopted(name, ADOPTED)
+    assert (outcome(tensordict, program) == facts(want)) is is_adopted(name, ADOPTED)
 
 
 def test_a_field_is_no_attribute_of_its_class():

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.peer import adopted
+from tests.peer import is_adopted
 
 from . import differences
 from .differences_more import ADOPTED, MORE
@@ -80,7 +80,7 @@ def test_claim(phrase: str, program: str, ours: str, tmp_path: Path, monkeypatch
         monkeypatch.chdir(tmp_path / package)
         outcomes[package] = outcome(program, package)
     assert ours in outcomes["tdstore"], outcomes
-    assert (ours in outcomes["tensordict"]) is adopted(phrase, ADOPTED), outcomes
+    assert (ours in outcomes["tensordict"]) is is_adopted(phrase, ADOPTED), outcomes
 
 
 def test_what_was_adopted_is_claimed() -> None:

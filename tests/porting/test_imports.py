@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tdstore
-from tests.peer import adopted
+from tests.peer import is_adopted
 
 from .imports import IMPORTS, LEFT_OUT, LEFT_OUT_15
 
@@ -24,7 +24,7 @@ MODULES = sorted(set(IMPORTS) - {"tensordict"})
 @pytest.mark.parametrize("package", ["tensordict", "tdstore"])
 def test_the_name_is_imported(package: str, module: str, name: str) -> None:
     pytest.importorskip("tensordict")
-    if package == "tensordict" and adopted((module, name), LEFT_OUT_15):
+    if package == "tensordict" and is_adopted((module, name), LEFT_OUT_15):
         with pytest.raises(ImportError):
             exec(f"from {module} import {name}")
         return

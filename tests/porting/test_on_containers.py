@@ -12,7 +12,7 @@ import pytest
 
 from tests.differential.oracle import OURS, PEER, Raised, Side, differences
 from tests.differential.programs import result
-from tests.peer import BEFORE_15, adopted
+from tests.peer import BEFORE_15, is_adopted
 
 from . import on_containers, on_containers_more, rows, rows_more
 from .on_containers import ADOPTED, BETTER, BY_CHANCE, FOLLOWED, OURS_ALONE, PLACES, START, UNCONCERNED
@@ -75,7 +75,7 @@ def test_row_on_containers(row: int, number: int, program: str) -> None:
         found = list(differences(theirs, ours))
         if BEFORE_15 and case in FOLLOWED:
             wrong += [] if found else [f"{place}: the peer does so before 0.15, too"]
-        elif case in ALONE or (case in REASONS and not adopted(case, ADOPTED)):
+        elif case in ALONE or (case in REASONS and not is_adopted(case, ADOPTED)):
             want = in_memory(ALONE[case][1] if case in ALONE else program)
             wrong += [f"{place}: {line}" for line in differences(want, ours)]
             if not found and case not in BY_CHANCE:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.differential.oracle import OURS, PEER, differences
 from tests.differential.programs import check, result
-from tests.peer import adopted
+from tests.peer import is_adopted
 
 from . import rows, rows_more
 from .dangers import ADOPTED, BETTER, DANGERS, PLACES, START
@@ -45,7 +45,7 @@ def test_row(row: int, source: str) -> None:
 def test_danger(name: str, place: str, number: int) -> None:
     program = DANGERS[name].split("\n---\n")[number].strip()
     theirs, ours = (result(f"{START}\n{PLACES[place]}\n{program}", side) for side in (PEER, OURS))
-    if (name, place, number) in BETTER and not adopted((name, place, number), ADOPTED):
+    if (name, place, number) in BETTER and not is_adopted((name, place, number), ADOPTED):
         assert list(differences(theirs, ours)), "the two agree by now: take it out of BETTER"
         theirs = result(f"{START}\n{PLACES['memory']}\n{program}", PEER)
     assert not list(differences(theirs, ours))

@@ -18,7 +18,7 @@ from tdstore import TensorDict
 from tdstore.errors import LockedError, UnsupportedError
 from tests.differential.cases import seed
 from tests.differential.oracle import OURS, PEER, Raised, Side, Values, describe, differences, outcome
-from tests.peer import adopted
+from tests.peer import is_adopted
 
 from . import rows
 from .containers import KINDS, LOCKED, Place, floats, mixed, namespace
@@ -199,7 +199,7 @@ def test_as_the_peer(section: str, name: str) -> None:
             results.append(_run_side(side, expression, td, SAMPLES[section]))
             results.append(_run_side(side, "td", td, SAMPLES[section]))
         found = [*differences(results[0], results[2]), *differences(results[1], results[3], "then")]
-        if expression in INTENDED and not adopted(expression, ADOPTED):
+        if expression in INTENDED and not is_adopted(expression, ADOPTED):
             if not found:
                 problems.append(f"{expression}: as the peer's now: take it out of INTENDED")
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from types import EllipsisType
 from typing import Any, Self
 
@@ -32,7 +33,7 @@ def as_names(names: NamesLike, ndim: int) -> Names:
     return tuple(None if n is None else str.__str__(n) for n in out) if named else None
 
 
-def named(names: Names) -> Names:
+def names_or_none(names: Names) -> Names:
     """Return names, or None where no dimension has one."""
     return names if names is not None and any(names) else None
 
@@ -84,6 +85,7 @@ class NamesMixin(OpsBase):
         self._check_names(wanted)
         self._set_names(wanted or (None,) * len(self.batch_size))
 
+    @abstractmethod
     def _check_names(self, names: Names) -> None:
         """Raise a ValueError for names that further dimensions of nested TensorDicts have."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,22 +39,22 @@ def compact_text(td: Any) -> str:
     stacked = isinstance(td, Container._stack_class)
     facts = [*facts_of(source), *([f"stack_dim={td._stack_dim}"] if stacked else [])]
     text = f"{type(td).__name__}({''.join(f'{fact}, ' for fact in facts)}fields="
-    fields, alone = _Group("", _entries(td)), _Group("", _alone(td) if stacked else ())
+    fields, alone = _Group("", _entries(td)), _Group("", _exclusive_entries(td) if stacked else ())
     if not alone.entries:
-        return f"{text}{_laid(fields, 0, len(text), 1)})"
+        return f"{text}{_lay_out(fields, 0, len(text), 1)})"
     begin = ", exclusive_fields="
-    text += _laid(fields, 0, len(text), len(begin) + 1) + begin
-    return f"{text}{_laid(alone, 0, len(text.splitlines()[-1]), 1)})"
+    text += _lay_out(fields, 0, len(text), len(begin) + 1) + begin
+    return f"{text}{_lay_out(alone, 0, len(text.splitlines()[-1]), 1)})"
 
 
-def _laid(entry: str | _Group, indent: int, column: int, after: int) -> str:
+def _lay_out(entry: str | _Group, indent: int, column: int, after: int) -> str:
     """Lay out what begins at a column and has `after` characters behind it: on one line, or a line for each entry."""
     flat = str(entry)
     if isinstance(entry, str) or not entry.entries or column + len(flat) + after <= WIDTH:
         return flat
     inner, last = indent + 4, len(entry.entries) - 1
     lines = [
-        f"{' ' * inner}{label}: {_laid(part, inner, inner + len(label) + 2, 1 + after if i == last else 1)}"
+        f"{' ' * inner}{label}: {_lay_out(part, inner, inner + len(label) + 2, 1 + after if i == last else 1)}"
         for i, (label, part) in enumerate(entry.entries)
     ]
     return f"{entry.head}{{\n" + ",\n".join(lines) + "}"
@@ -63,19 +63,19 @@ def _laid(entry: str | _Group, indent: int, column: int, after: int) -> str:
 def _entries(td: Any) -> list[tuple[str, str | _Group]]:
     typed = isinstance(td, Typed)
     source, unset = (td._tensordict, td._non_tensordict) if typed else (td, ())
-    return [*_sorted((key, _entry(source, key)) for key in source._first_keys()), *((name, "None") for name in unset)]
+    return [*_in_order((key, _entry(source, key)) for key in source._first_keys()), *((name, "None") for name in unset)]
 
 
-def _sorted(entries: Any) -> list[tuple[str, str | _Group]]:
+def _in_order(entries: Iterable[tuple[str, str | _Group]]) -> list[tuple[str, str | _Group]]:
     order = line_order()
     return list(entries) if order is None else sorted(entries, key=lambda pair: order(f"{pair[0]}: {pair[1]}"))
 
 
-def _alone(td: Any) -> list[tuple[str, _Group]]:
+def _exclusive_entries(td: Any) -> list[tuple[str, _Group]]:
     """Return the entries that some elements of a stack have only, by the number of the element."""
     common = set(td._first_keys())
     found = [
-        (str(i), _Group("", _sorted((key, _entry(part, key)) for key in part._first_keys() if key not in common)))
+        (str(i), _Group("", _in_order((key, _entry(part, key)) for key in part._first_keys() if key not in common)))
         for i, part in enumerate(td._tds)
     ]
     return [(label, group) for label, group in found if group.entries]

@@ -250,7 +250,6 @@ class ApplyMixin(Container):
             >>> td.named_apply(lambda key, x: x if key == "a" else -x)["n", "b"]
             tensor([-1., -1.])
         """
-
         check_callable(fn, "fn")
 
         def call(path: Path, *leaves: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from tdstore.container.core.container import GROUP, LEAF
-from tdstore.container.core.dim_names import named, names_below
+from tdstore.container.core.dim_names import names_below, names_or_none
 from tdstore.container.core.tensorclasses import class_of, kind_of
 from tdstore.container.storage.value_records import from_json
 from tdstore.container.values.codecs import codec_value, to_plain
@@ -216,7 +216,7 @@ def named_groups(groups: Mapping[Path, Group], root: Path, names: Names) -> dict
         above = names if path == root else names_of[path[:-1]]
         if group.kind != STACK_KIND:
             names_of[path] = names_below(above, group.names, len(group.batch_size or ()))
-            out[path] = msgspec.structs.replace(group, names=named(names_of[path]))
+            out[path] = msgspec.structs.replace(group, names=names_or_none(names_of[path]))
             continue
         dim = group.extra["stack_dim"]
         if above is not None and dim >= len(above):

@@ -384,7 +384,7 @@ class TabularStorage(Storage):
         """Write rows at an int, a slice, a range, a list or a tensor of rows.
 
         Everything is checked before anything is written. A row that is named twice gets the last value. If the length
-        grows past rows that are not among those given, they are zeros (strings are None), whatever was in them before
+        grows past rows that the cursor leaves out, these are zeros (strings are None), whatever was in them before
         `empty()`.
 
         Args:

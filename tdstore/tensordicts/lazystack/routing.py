@@ -16,7 +16,7 @@ from torch import Tensor
 from tdstore.errors import DimensionError, IndexKindError, InvalidArgumentError, OutOfRangeError
 from tdstore.index.index_terms import dims_used, on_cpu
 from tdstore.index.rows import as_rows
-from tdstore.ops.rearrange import Copying
+from tdstore.ops.rearrange import CopyFunction
 
 _ALL = slice(None)
 
@@ -179,7 +179,7 @@ def trace(fn: Callable[[Tensor], Any], batch: Sequence[int], dim: int) -> list[T
 
     The function sees a tensor without data, whose strides tell its dimensions apart.
     """
-    if isinstance(fn, Copying):
+    if isinstance(fn, CopyFunction):
         return None
     sizes = [2 if n < 0 else n for n in batch]
     base, n = 2 * max([1, *sizes]) + 3, len(sizes)
@@ -214,7 +214,7 @@ def merges_dims(old: Sequence[int], new: Sequence[int]) -> bool:
 
 def wants_view(fn: Callable[[Tensor], Any], batch: Sequence[int]) -> bool:
     """Return whether a shape function refuses to copy, as `Tensor.view` does, where dimensions cannot be merged."""
-    if isinstance(fn, Copying):
+    if isinstance(fn, CopyFunction):
         return False
     sizes = [2 if n < 0 else n for n in batch]
     strides = [1000 ** (len(sizes) - i) for i in range(len(sizes))]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tdstore.arguments import tensor_for
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
-from tdstore.container.core.dim_names import extend_names, named, names_below
+from tdstore.container.core.dim_names import extend_names, names_below, names_or_none
 from tdstore.container.core.paths import is_key
 from tdstore.container.core.tensorclasses import class_of, kind_of, unwrap
 from tdstore.container.entries.unbatched import is_batched
@@ -414,7 +414,7 @@ class StoredWrites(StoredTree):
         self._names = names
 
     def _set_names(self, names: Names) -> None:
-        self._names = named(names)
+        self._names = names_or_none(names)
         if self._view is not None:
             for td in self._view.nested.values():
                 unwrap(td)._set_names(names_below(names, td._names, td.batch_dims))

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from tdstore.arguments import tensor_for
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
-from tdstore.container.core.dim_names import extend_names, named, names_below, names_moved
+from tdstore.container.core.dim_names import extend_names, names_below, names_moved, names_or_none
 from tdstore.container.core.locks import BOUND, CONSOLIDATED, LOCKED, MAPPED, READONLY, SHARED
 from tdstore.container.core.tensorclasses import Typed, unwrap
 from tdstore.container.entries.nested_tensors import leaf_shape
@@ -334,7 +334,7 @@ class ResidentTree(TensorDictBase):
         waiting = [(self, names)]
         while waiting:
             node, names = waiting.pop()
-            node._names = named(names)
+            node._names = names_or_none(names)
             for value in node._data.values():
                 if type(value) is plain:
                     waiting.append((value, names_below(names, value._names, len(value._batch_size))))

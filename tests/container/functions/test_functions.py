@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import tdstore
 from tdstore import TensorDict
 from tdstore.container.functions import torch_functions
-from tests.peer import adopted, tensordict
+from tests.peer import is_adopted, tensordict
 from tests.torch_integration.containers import CONTAINERS, content, sample
 
 MASK = torch.tensor([[True, False], [False, True], [True, True]])
@@ -104,7 +104,7 @@ ADOPTED = "add exp clamp lerp reshape chunk tensor_split repeat_interleave tile"
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_the_peer(name):
     program, same = PROGRAMS[name]
-    if same or adopted(name, ADOPTED):
+    if same or is_adopted(name, ADOPTED):
         assert content(program(sample())) == content(program(sample(tensordict)))
         return
     try:
