@@ -118,9 +118,9 @@ def find_plugins() -> Plugins:
     """Load the built-in backends and every plugin that is not switched off, and ask for their backends."""
     found = Plugins()
     found.manager.register(importlib.import_module(BUILTIN), BUILTIN)
-    off = {_normal(name.strip()) for name in os.environ.get(DISABLE, "").split(",")}
+    off = {_normal(name.strip()) for name in os.environ.get(DISABLE, "").split(",") if name.strip()}
     for ep in entry_points(group=GROUP):
-        if named := off & {ep.name, _label(ep)}:
+        if off and (named := off & {ep.name, _label(ep)}):  # a label takes the metadata of its distribution
             found.off[named.pop()] = ep
         else:
             found.load(ep)

@@ -76,6 +76,7 @@ HEAVY = (
     "obstore",
     "s3fs",
     "fsspec",
+    "tenacity",
     "tensordict",
     "pytest",
     "hypothesis",

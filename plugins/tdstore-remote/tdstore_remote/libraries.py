@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from tdstore.errors import MissingDependencyError
@@ -46,6 +47,13 @@ def load_botocore() -> Any | None:
     except ImportError:
         return None
     return botocore.session
+
+
+def load_tenacity() -> ModuleType:
+    """Import `tenacity`, which takes 10 ms: plugins are loaded by every process, engines are not."""
+    import tenacity
+
+    return tenacity
 
 
 PACKAGES = {

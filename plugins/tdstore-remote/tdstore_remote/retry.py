@@ -6,13 +6,15 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn, TypeVar
-
-import tenacity
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from tdstore.errors import StoreNotFoundError, TransientError
 from tdstore_remote.faults import Again, Call
+from tdstore_remote.libraries import load_tenacity
 from tdstore_remote.options import Settings
+
+if TYPE_CHECKING:
+    import tenacity
 
 T = TypeVar("T")
 
@@ -29,6 +31,7 @@ class Patience:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._tenacity = load_tenacity()
 
     def deadline(self, nbytes: int = 0) -> float:
         """Return the seconds for a call that transfers this many bytes."""
@@ -77,7 +80,7 @@ class Patience:
                 self._give_up(call, error, 1, time.monotonic() - start)
             first = error
         try:
-            async for trial in tenacity.AsyncRetrying(**self._rules(start + seconds - time.monotonic(), patient)):
+            async for trial in self._tenacity.AsyncRetrying(**self._rules(start + seconds - time.monotonic(), patient)):
                 tries = trial.retry_state.attempt_number
                 with trial:
                     if tries == 1:
@@ -99,7 +102,7 @@ class Patience:
                 self._give_up(call, error, 1, time.monotonic() - start)
             first = error
         try:
-            for trial in tenacity.Retrying(**self._rules(start + seconds - time.monotonic(), patient)):
+            for trial in self._tenacity.Retrying(**self._rules(start + seconds - time.monotonic(), patient)):
                 tries = trial.retry_state.attempt_number
                 with trial:
                     if tries == 1:
@@ -112,6 +115,7 @@ class Patience:
         raise AssertionError("tenacity ends with a result or an error")
 
     def _rules(self, seconds: float, patient: bool) -> dict[str, Any]:
+        tenacity = self._tenacity
         return {
             "retry": tenacity.retry_if_exception(lambda e: isinstance(e, Again) and (patient or not e.missing)),
             "stop": lambda state: self._stop(state) or tenacity.stop_before_delay(seconds)(state),
@@ -129,7 +133,7 @@ class Patience:
             return 0.15 * 2.0 ** (state.attempt_number - 1)
         # obstore does not show Retry-After: a server that requires a lower rate gets twice the pause.
         first = 0.4 if error.busy else 0.2
-        return float(tenacity.wait_random_exponential(multiplier=first, max=self.settings.timeout / 6)(state))
+        return float(self._tenacity.wait_random_exponential(multiplier=first, max=self.settings.timeout / 6)(state))
 
     def _give_up(self, call: Call, error: Again, tries: int, seconds: float) -> NoReturn:
         if error.missing:

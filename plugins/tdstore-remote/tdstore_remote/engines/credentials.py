@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import errno
 import http.client
 import os
@@ -122,6 +121,8 @@ def _from_files(profile: str | None, url: str) -> tuple[dict[str, Any], Callable
 
 
 def _static_keys(profile: str | None, url: str) -> tuple[dict[str, Any], None, str | None]:
+    import configparser  # here, since few stores have profiles
+
     path = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or os.path.expanduser("~/.aws/credentials")
     parser = configparser.ConfigParser(interpolation=None)
     try:
