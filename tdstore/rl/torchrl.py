@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tdstore.errors import MissingDependencyError
 from tdstore.interop import from_tensordict, to_tensordict
-from tdstore.rl.storages.structure import is_foreign
-from tdstore.rl.storages.tabular import TabularStorage, is_collection
+from tdstore.rl.kinds import is_collection, is_foreign
+from tdstore.rl.storages.tabular import TabularStorage
 
 if TYPE_CHECKING:
     from torchrl.data import TensorStorage  # type: ignore[import-untyped,import-not-found,unused-ignore]

@@ -26,7 +26,7 @@ def exported() -> dict[str, Any]:
     found = {}
     for name in MODULES:
         module = importlib.import_module(name)
-        for key in module.__all__:
+        for key in getattr(module, "__all__", ()):
             one = getattr(module, key)
             if (inspect.isclass(one) or inspect.isfunction(one)) and one.__module__.startswith("tdstore.rl."):
                 found[f"{one.__module__}.{one.__qualname__}"] = one

@@ -19,6 +19,7 @@ ELSEWHERE = {
     "data/images": "data_loading",
     "ops": "differential",
     "rl/storages": "rl",
+    "rl/tables": "rl",
     "tensordicts/resident": "differential",
     "testing/checks": "testing",
     "testing/checks/places": "testing",

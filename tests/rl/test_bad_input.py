@@ -25,8 +25,8 @@ from tdstore.rl.storages import (
     LazyTensorStorage,
     ListStorage,
     TensorStorage,
-    table,
 )
+from tdstore.rl.tables import table
 from tests.rl.places import KINDS, kinds, maker
 
 CAPACITY = 8

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from tdstore import TensorDict
-from tdstore.rl.storages import LazyMemmapStorage, LazyStorage, table
+from tdstore.rl.storages import LazyMemmapStorage, LazyStorage
+from tdstore.rl.tables import live, table
 from tdstore.testing.crash import small_disk
 from tdstore.testing.processes.deaths import StoredFiles, at_steps, copies
 from tests.rl.places import kinds, maker
@@ -115,7 +116,7 @@ def test_a_writer_that_dies_at_each_step(begun, tmp_path):
         storage.append(numbered(begun, 9))
         storage.append(numbered(begun + 9, 1))
 
-    points = [(table, "memmove"), (table, "write_state")]
+    points = [(table, "memmove"), (live, "write_state")]
     died = 0
     for dead in copies(work, partial(at_steps, points), lambda: StoredFiles(place), step=1, least=8):
         storage = LazyStorage.open(place)
@@ -141,7 +142,7 @@ def test_a_temporary_writer_that_dies_at_each_step(begun, tmp_path):
         storage.append(numbered(begun, 9))
         storage.append(numbered(begun + 9, 1))
 
-    points, seen = [(table, "memmove"), (table, "write_state")], set()
+    points, seen = [(table, "memmove"), (live, "write_state")], set()
     for dead in copies(work, partial(at_steps, points), lambda: StoredFiles(place), step=1, least=8):
         storage = LazyStorage.open(place)
         if len(storage) == min(storage.write_count, CAPACITY):
@@ -175,7 +176,7 @@ def test_a_writer_that_dies_while_it_skips_rows(tmp_path):
         storage.append(numbered(1, 4))
         storage.set([20, 9], numbered(90, 2))
 
-    points, lengths = [(table, "memmove"), (table, "write_state"), (table, "_copy_brief")], set()
+    points, lengths = [(table, "memmove"), (live, "write_state"), (table, "_copy_brief")], set()
     for _ in copies(work, partial(at_steps, points), lambda: StoredFiles(place), step=1, least=6):
         storage = LazyStorage.open(place)
         lengths.add(len(storage))
@@ -222,7 +223,7 @@ def test_rows_that_were_never_written_are_not_visible_between_parts(written, tmp
     row = TensorDict({"i": torch.arange(1, 20)}, [19])
     if written:
         storage.append(row[:written])
-    seen, real = [], table.LiveTable.write
+    seen, real = [], live.LiveTable.write
 
     def failing(self, *arguments):
         seen.append(storage[:]["i"].tolist() if len(storage) else [])
@@ -230,7 +231,7 @@ def test_rows_that_were_never_written_are_not_visible_between_parts(written, tmp
             raise OSError("the medium failed")
         real(self, *arguments)
 
-    monkeypatch.setattr(table.LiveTable, "write", failing)
+    monkeypatch.setattr(live.LiveTable, "write", failing)
     for fails_at in (2, 3):
         with pytest.raises(OSError, match="medium"):
             storage.append(row[written:8])

@@ -17,9 +17,10 @@ from tdstore import TensorDict
 from tdstore.arguments import as_list, check_int, refuse_type
 from tdstore.errors import InvalidTypeError, KeyNotFoundError, OutOfRangeError
 from tdstore.keys import unravel
+from tdstore.rl.kinds import is_collection
 from tdstore.rl.storages.indices import is_key
 from tdstore.rl.storages.lists import stacked
-from tdstore.rl.storages.tabular import TabularStorage, is_collection
+from tdstore.rl.storages.tabular import TabularStorage
 from tdstore.rl.types import RowIndex, Rows
 from tdstore.types import NestedKey
 

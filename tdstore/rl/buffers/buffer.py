@@ -43,10 +43,11 @@ from tdstore.rl.buffers.prioritized import PrioritizedSampler
 from tdstore.rl.buffers.samplers import ConsumingSampler, RandomSampler, Sampler, as_index, as_slots
 from tdstore.rl.buffers.slices import SliceSampler
 from tdstore.rl.buffers.writers import RoundRobinWriter, Writer
+from tdstore.rl.kinds import is_collection
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.indices import is_key
 from tdstore.rl.storages.lists import ListStorage
-from tdstore.rl.storages.tabular import TabularStorage, is_collection
+from tdstore.rl.storages.tabular import TabularStorage
 from tdstore.rl.types import Priorities, RowIndex, Rows, SamplerPart, StoragePart, Transform, WriterPart
 from tdstore.threads import ThreadPool, without_frames
 

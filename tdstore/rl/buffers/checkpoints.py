@@ -22,11 +22,11 @@ from tdstore import TensorDict
 from tdstore.arguments import check_path
 from tdstore.errors import CorruptStoreError, StateDictError, StoreExistsError, StoreNotFoundError, TDStoreError
 from tdstore.rl.buffers.writers import Writer
+from tdstore.rl.kinds import is_collection
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.checkpoints import plan_load, plan_state
 from tdstore.rl.storages.lazy import LazyStorage
 from tdstore.rl.storages.lists import ListStorage
-from tdstore.rl.storages.tabular import is_collection
 from tdstore.values import decode_value, encode_value
 
 METADATA = "buffer_metadata.json"

@@ -19,9 +19,9 @@ from tdstore.rl.buffers.checkpoints import Checkpointer
 from tdstore.rl.buffers.samplers import ConsumingSampler, RandomSampler, Sampler
 from tdstore.rl.buffers.slices import MASK, SliceSampler
 from tdstore.rl.buffers.writers import Writer
+from tdstore.rl.kinds import is_collection, is_container, is_foreign
 from tdstore.rl.storages.base import Storage
-from tdstore.rl.storages.structure import is_container, is_foreign
-from tdstore.rl.storages.tabular import TabularStorage, is_collection
+from tdstore.rl.storages.tabular import TabularStorage
 from tdstore.rl.torchrl import torchrl_storage
 from tdstore.rl.types import Transform
 

@@ -15,7 +15,7 @@ from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeE
 from tdstore.rl.buffers.samplers import Info, Sampler, as_slots
 from tdstore.rl.buffers.segment_tree import SegmentTree
 from tdstore.rl.storages.base import Storage
-from tdstore.rl.storages.state import Ints, State
+from tdstore.rl.tables.state import Ints, State
 from tdstore.rl.types import Priorities, RowIndex
 from tdstore.types import DeviceLike
 

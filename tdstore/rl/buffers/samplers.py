@@ -17,8 +17,8 @@ import tdstore
 from tdstore.arguments import check_flags
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, KeyNotFoundError, OutOfRangeError
 from tdstore.rl.storages.base import Storage
-from tdstore.rl.storages.state import Ints
 from tdstore.rl.storages.tabular import TabularStorage
+from tdstore.rl.tables.state import Ints
 from tdstore.rl.types import Priorities, RowIndex
 from tdstore.types import NestedKey
 

@@ -15,7 +15,7 @@ from tdstore.rl.buffers.prioritized import PrioritizedSampler, Reduction
 from tdstore.rl.buffers.samplers import Info, Sampler
 from tdstore.rl.buffers.trajectories import ParallelTrajectories, RowMarks, Trajectories, row_marks
 from tdstore.rl.storages.base import Storage
-from tdstore.rl.storages.state import Ints
+from tdstore.rl.tables.state import Ints
 from tdstore.rl.types import Keys, MarksLike
 from tdstore.types import NestedKey
 

@@ -18,9 +18,10 @@ from tdstore.rl.buffers.prioritized import PrioritizedSampler, Reduction, as_num
 from tdstore.rl.buffers.samplers import Sampler, as_slots
 from tdstore.rl.buffers.slices import SliceSampler
 from tdstore.rl.buffers.writers import TensorDictRoundRobinWriter, only_collections
+from tdstore.rl.kinds import is_collection
 from tdstore.rl.storages.lists import ListStorage
-from tdstore.rl.storages.state import Ints
-from tdstore.rl.storages.tabular import TabularStorage, is_collection
+from tdstore.rl.storages.tabular import TabularStorage
+from tdstore.rl.tables.state import Ints
 from tdstore.rl.types import SamplerPart, StoragePart
 from tdstore.types import NestedKey
 

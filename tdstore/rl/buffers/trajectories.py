@@ -14,7 +14,7 @@ from torch import Tensor
 from tdstore.arguments import refuse_type
 from tdstore.errors import InvalidArgumentError, KeyNotFoundError
 from tdstore.rl.storages.base import Storage
-from tdstore.rl.storages.state import Ints
+from tdstore.rl.tables.state import Ints
 from tdstore.rl.types import Keys, MarksLike
 from tdstore.types import NestedKey
 

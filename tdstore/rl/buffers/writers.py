@@ -16,10 +16,11 @@ from torch import Tensor
 
 from tdstore import TensorDict
 from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, KeyNotFoundError
+from tdstore.rl.kinds import is_collection
 from tdstore.rl.storages.lists import ListStorage, stacked
-from tdstore.rl.storages.state import Ints
-from tdstore.rl.storages.structure import length_of
-from tdstore.rl.storages.tabular import TabularStorage, is_collection
+from tdstore.rl.storages.tabular import TabularStorage
+from tdstore.rl.tables.conversion import length_of
+from tdstore.rl.tables.state import Ints
 from tdstore.rl.types import Rows, StorageLike
 from tdstore.types import NestedKey
 

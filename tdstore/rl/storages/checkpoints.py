@@ -18,8 +18,7 @@ import tdstore
 from tdstore import StoreHandle, TensorDict
 from tdstore.dtypes import dtype_name
 from tdstore.errors import BatchSizeError, InvalidStateError, InvalidTypeError, StateDictError
-from tdstore.rl.storages.cached import CachedTable, StoredTable
-from tdstore.rl.storages.indices import blocks_of
+from tdstore.rl.kinds import is_container
 from tdstore.rl.storages.places import (
     Found,
     Place,
@@ -30,9 +29,13 @@ from tdstore.rl.storages.places import (
     open_table,
     table_over,
 )
-from tdstore.rl.storages.state import LENGTH, State, new_numbers
-from tdstore.rl.storages.structure import Structure, flat, is_container, length_of, prepared, structure_of
-from tdstore.rl.storages.table import STATE, UNDO, LiveTable, Table, undo_bytes
+from tdstore.rl.tables.conversion import columns_of, flatten_rows, length_of, structure_of
+from tdstore.rl.tables.live import LiveTable
+from tdstore.rl.tables.row_sets import blocks_of
+from tdstore.rl.tables.state import LENGTH, State, new_numbers
+from tdstore.rl.tables.stored import CachedTable, StoredTable
+from tdstore.rl.tables.structure import Structure
+from tdstore.rl.tables.table import STATE, UNDO, Table, undo_bytes
 from tdstore.rl.types import Rows
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Path, Read, Write, path_text
@@ -298,7 +301,7 @@ def copy_rows(source: LazyStorage, target: LazyStorage) -> None:
 
 def flattened(source: LazyStorage, target: LazyStorage) -> LazyStorage:
     """Write the visible slots into a storage of one dimension of slots, and return it."""
-    rows = flat(source.get(slice(None)), 1 + len(source._ready().inner))
+    rows = flatten_rows(source.get(slice(None)), 1 + len(source._ready().inner))
     if len(source):
         target.set(slice(0, len(source)), rows)
     return target
@@ -325,7 +328,7 @@ def _as_wide(value: Tensor, width: int | None) -> Tensor:
 def _write_all(table: Table, structure: Structure, data: Any, rows: int) -> None:
     """Write data of that structure into the first rows."""
     if rows:
-        table.write(slice(0, rows), prepared(structure, data, length_of(data, 1 + len(structure.inner))))
+        table.write(slice(0, rows), columns_of(structure, data, length_of(data, 1 + len(structure.inner))))
 
 
 # -- tables that change ----------------------------------------------------------------------

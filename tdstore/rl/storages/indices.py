@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 from tdstore.errors import OutOfRangeError
-from tdstore.rl.storages.state import Ints
-from tdstore.rl.storages.table import Rows
+from tdstore.rl.tables.row_sets import RowSet
+from tdstore.rl.tables.state import Ints
 from tdstore.rl.types import RowIndex
 
 D = TypeVar("D")
-_BLOCK = 8 << 20
-"""Bytes that are copied at once."""
 
 
 class Selection(NamedTuple):
@@ -231,7 +229,7 @@ def rows_to_write(cursor: RowIndex, count: int, length: int, limit: int, name: s
     return rows
 
 
-def skipped_rows(rows: Rows, before: int, after: int) -> slice | None:
+def skipped_rows(rows: RowSet, before: int, after: int) -> slice | None:
     """Return a slice with all rows that become visible as the length grows, and are not written; None without any.
 
     Rows that are written may lie between them.
@@ -244,21 +242,14 @@ def skipped_rows(rows: Rows, before: int, after: int) -> slice | None:
     return slice(before + int(found[0]), before + int(found[-1]) + 1) if len(found) else None
 
 
-def blocks_of(rows: slice, row_bytes: int) -> Iterator[slice]:
-    """Cut rows into blocks of a few MiB."""
-    step = max(1, _BLOCK // max(1, row_bytes))
-    for start in range(rows.start, rows.stop, step):
-        yield slice(start, min(rows.stop, start + step))
-
-
-def visible(places: Sequence[Rows], length: int) -> Rows | None:
+def visible(places: Sequence[RowSet], length: int) -> RowSet | None:
     """Return the rows that are below a length; None if there are none."""
     rows = places[0]
     if len(places) == 1 and isinstance(rows, slice):
         if rows.stop <= length:
             return rows
         return slice(rows.start, length) if rows.start < length else None
-    found: list[Rows] = []
+    found: list[RowSet] = []
     for rows in places:
         if isinstance(rows, slice):
             if rows.start < length:

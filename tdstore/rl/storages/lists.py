@@ -28,11 +28,12 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.interop import from_tensordict
+from tdstore.rl.kinds import is_container, is_foreign
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.checkpoints import class_names, td_of_state
 from tdstore.rl.storages.indices import as_ints, is_int, select
-from tdstore.rl.storages.state import Ints
-from tdstore.rl.storages.structure import is_container, is_foreign, length_of
+from tdstore.rl.tables.conversion import length_of
+from tdstore.rl.tables.state import Ints
 from tdstore.rl.types import RowIndex, Rows
 from tdstore.types import DeviceLike, NestedKey
 from tdstore.values import decode_value, encode_value

@@ -35,20 +35,11 @@ from tdstore.header import Group
 from tdstore.hookspecs import Backend
 from tdstore.lifetime import Ending
 from tdstore.registry import registry
-from tdstore.rl.storages.cached import StoredTable
-from tdstore.rl.storages.state import LENGTH, State, new_numbers
-from tdstore.rl.storages.structure import RESERVED, Structure, decode_structure
-from tdstore.rl.storages.table import (
-    FIRST_UNDO_BYTES,
-    STATE,
-    UNDO,
-    ArrayTable,
-    DeviceTable,
-    LiveTable,
-    Table,
-    undo_bytes,
-    undo_rows,
-)
+from tdstore.rl.tables.live import LiveTable
+from tdstore.rl.tables.state import LENGTH, State, new_numbers
+from tdstore.rl.tables.stored import StoredTable
+from tdstore.rl.tables.structure import RESERVED, Structure, decode_structure
+from tdstore.rl.tables.table import FIRST_UNDO_BYTES, STATE, UNDO, ArrayTable, DeviceTable, Table, undo_bytes, undo_rows
 from tdstore.rl.types import BackendLike, PathLike
 from tdstore.store import Cap
 from tdstore.types import DeviceLike, LeafSpec, Mode, Path, Write

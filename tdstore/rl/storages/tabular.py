@@ -27,7 +27,6 @@ from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.indices import (
     Selection,
     as_ints,
-    blocks_of,
     check,
     goes_into_rows,
     into_rows,
@@ -39,31 +38,14 @@ from tdstore.rl.storages.indices import (
     visible,
 )
 from tdstore.rl.storages.lists import leading, stacked
-from tdstore.rl.storages.state import Ints, State
-from tdstore.rl.storages.structure import (
-    Column,
-    Structure,
-    check_lengths,
-    encoded_values,
-    is_container,
-    is_foreign,
-    length_of,
-    packed,
-    structure_of,
-    width_of,
-)
-from tdstore.rl.storages.table import (
-    ArrayTable,
-    DeviceTable,
-    LiveTable,
-    Rows,
-    Table,
-    count_of,
-    dense,
-    fitting,
-    fitting_dtype,
-    part_of,
-)
+from tdstore.rl.tables.columns import Column, as_dense, fit_dtype, fit_value
+from tdstore.rl.tables.conversion import check_lengths, length_of, structure_of
+from tdstore.rl.tables.live import LiveTable
+from tdstore.rl.tables.row_sets import RowSet, blocks_of, count_rows, part_of_rows
+from tdstore.rl.tables.state import Ints, State
+from tdstore.rl.tables.structure import Structure
+from tdstore.rl.tables.table import ArrayTable, DeviceTable, Table
+from tdstore.rl.tables.values import encode_values, pack_values, width_of
 from tdstore.rl.types import RowIndex
 from tdstore.types import NestedKey, path_text
 
@@ -241,7 +223,7 @@ class TabularStorage(Storage):
             if value is None:
                 continue
             tail = self._tails[i]
-            value = fitting(value, column, tail if single else (lead[0], *tail), lenient=self._lenient)
+            value = fit_value(value, column, tail if single else (lead[0], *tail), lenient=self._lenient)
             columns[i] = table.for_write(value)
         if single and (not isinstance(table, ArrayTable) or isinstance(table, LiveTable)):
             columns = [None if value is None else value.unsqueeze(0) for value in columns]
@@ -254,7 +236,7 @@ class TabularStorage(Storage):
             raise InvalidTypeError(
                 f"{path_text(column.path)} is a tensor, and the storage holds values there that are none"
             )
-        values = encoded_values(value)
+        values = encode_values(value)
         count = math.prod(shape)
         if len(values) == 1 and count != 1:
             values = values * count
@@ -266,12 +248,12 @@ class TabularStorage(Storage):
             columns[number] = column.wider(width_of(values))
             self._widen(columns)
             width = self._structure.columns[number].shape[-1]
-        return packed(values, shape, width)
+        return pack_values(values, shape, width)
 
     def _transact(
         self,
         table: Table,
-        pieces: Sequence[tuple[Rows, Sequence[Any]]],
+        pieces: Sequence[tuple[RowSet, Sequence[Any]]],
         before: State,
         after: State,
         skipped: slice | None = None,
@@ -434,7 +416,7 @@ class TabularStorage(Storage):
         if keep is not None:
             rows = rows[keep]
             values = [None if v is None else v[torch.from_numpy(keep)] for v in values]
-        slots: Rows = rows
+        slots: RowSet = rows
         if len(rows) == int(rows[-1]) - int(rows[0]) + 1 and (len(rows) == 1 or bool((np.diff(rows) == 1).all())):
             slots = slice(int(rows[0]), int(rows[-1]) + 1)
         ring = set_cursor and isinstance(slots, slice) and slots.start == state.cursor and slots.stop <= table.capacity
@@ -447,13 +429,13 @@ class TabularStorage(Storage):
         self._in_parts(table, slots, values, state, after)
         self.filled_directly = self.filled_directly or set_cursor
 
-    def _in_parts(self, table: Table, rows: Rows, values: Sequence[Any], state: State, after: State) -> None:
+    def _in_parts(self, table: Table, rows: RowSet, values: Sequence[Any], state: State, after: State) -> None:
         """Write any rows, no more at once than can be undone, and zeros into those between them and the length."""
-        n, step = count_of(rows), table.undo_rows if table.durable else count_of(rows)
+        n, step = count_rows(rows), table.undo_rows if table.durable else count_rows(rows)
         skipped = skipped_rows(rows, state.length, after.length)
         for start in range(0, n, step):
             stop = min(n, start + step)
-            part = part_of(rows, start, stop)
+            part = part_of_rows(rows, start, stop)
             cut = values if stop - start == n else table.cut(values, start, stop)
             self._transact(table, [(part, cut)], state, after if stop == n else state, skipped if not start else None)
 
@@ -480,7 +462,7 @@ class TabularStorage(Storage):
         values = []
         for column, old, new in zip(self._structure.columns, table.gather(whole), columns, strict=True):
             if new is not None:
-                received = fitting_dtype(dense(new, column), column, lenient=self._lenient)
+                received = fit_dtype(as_dense(new, column), column, lenient=self._lenient)
                 old[places] = received.expand(*found.shape, *column.shape).reshape(len(slots), *column.shape)
             values.append(old.view(len(unique), *table.inner, *column.shape))
         self._in_parts(table, unique, values, state, state._replace(epoch=state.epoch + 1))
@@ -549,7 +531,7 @@ class TabularStorage(Storage):
                 if column.values:
                     values[number] = self._packed_values(number, received, lead, single=False)
                 else:
-                    value = fitting(received, column, lead + self._tails[number], lenient=self._lenient)
+                    value = fit_value(received, column, lead + self._tails[number], lenient=self._lenient)
                     values[number] = table.for_write(value)
             if state.length:
                 after = state._replace(epoch=state.epoch + 1)
@@ -590,10 +572,5 @@ def clear(table: Table, rows: slice) -> None:
         # Memory that was never written is zeros that take no room: it stays so.
         if not table.durable and not any(t.reshape(-1).view(torch.uint8).any() for t in table.look(block)):
             continue
-        lead = (count_of(block), *table.inner)
+        lead = (count_rows(block), *table.inner)
         table.write(block, [torch.zeros((*lead, *c.shape), dtype=c.dtype, device="cpu") for c in table.columns])
-
-
-def is_collection(data: object) -> bool:
-    """Check whether data is a TensorDict or a tensorclass, of this package or of `tensordict`."""
-    return type(data) is TensorDict or is_container(data) or is_foreign(data)

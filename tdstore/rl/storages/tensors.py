@@ -11,11 +11,15 @@ from torch import Tensor
 from tdstore import PersistentTensorDict
 from tdstore.errors import InvalidArgumentError, InvalidTypeError
 from tdstore.interop import from_tensordict
-from tdstore.rl.storages.lazy import LazyTensorStorage
-from tdstore.rl.storages.state import Ints, State
-from tdstore.rl.storages.structure import Column, Structure, is_foreign, length_of, prepared, structure_of
-from tdstore.rl.storages.table import ArrayTable, DeviceTable, Rows, Table
+from tdstore.rl.kinds import is_foreign
+from tdstore.rl.storages.lazy_kinds import LazyTensorStorage
 from tdstore.rl.storages.tabular import OnMismatch
+from tdstore.rl.tables.columns import Column
+from tdstore.rl.tables.conversion import columns_of, length_of, structure_of
+from tdstore.rl.tables.row_sets import RowSet
+from tdstore.rl.tables.state import Ints, State
+from tdstore.rl.tables.structure import Structure
+from tdstore.rl.tables.table import ArrayTable, DeviceTable, Table
 
 
 class TensorStorage(LazyTensorStorage):
@@ -117,7 +121,7 @@ class ContainerTable(Table):
         """Make counters valid."""
         self._state = state
 
-    def write(self, rows: Rows, values: Sequence[Any]) -> None:
+    def write(self, rows: RowSet, values: Sequence[Any]) -> None:
         """Write rows to the backend."""
         index = rows if isinstance(rows, slice) else torch.from_numpy(rows)
         count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
@@ -126,8 +130,8 @@ class ContainerTable(Table):
     def gather(self, slots: Ints) -> list[Tensor]:
         """Return copies of slots."""
         flat = self.td if not self.inner else self.td.reshape(-1)
-        return prepared(self.structure, flat[torch.from_numpy(slots)].to_tensordict(), (len(slots),))
+        return columns_of(self.structure, flat[torch.from_numpy(slots)].to_tensordict(), (len(slots),))
 
     def look(self, rows: slice) -> list[Tensor]:
         """Return copies of rows."""
-        return prepared(self.structure, self.td[rows].to_tensordict(), (rows.stop - rows.start, *self.inner))
+        return columns_of(self.structure, self.td[rows].to_tensordict(), (rows.stop - rows.start, *self.inner))

@@ -13,8 +13,8 @@ import tdstore
 from tdstore import TensorDict
 from tdstore.arguments import check_int, check_number
 from tdstore.errors import InvalidArgumentError, InvalidStateError, MissingEntryError
-from tdstore.rl.storages.structure import structure_of
-from tdstore.rl.storages.table import fitting
+from tdstore.rl.tables.columns import fit_value
+from tdstore.rl.tables.conversion import structure_of
 from tdstore.rl.transitions.replay import ReplayBuffer
 from tdstore.rl.types import BackendLike
 
@@ -120,7 +120,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
             values = structure.take(step.select(*known, strict=False))
             for column, value in zip(structure.columns, values, strict=True):
                 if not column.values:
-                    fitting(value, column, (len(step), *column.shape), lenient=True)
+                    fit_value(value, column, (len(step), *column.shape), lenient=True)
 
     def flush(self) -> None:
         """Store the queued steps as transitions of fewer steps, and make all rows durable."""

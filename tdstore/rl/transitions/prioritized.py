@@ -15,7 +15,7 @@ from tdstore.errors import InvalidArgumentError
 from tdstore.rl.buffers.prioritized import as_numbers
 from tdstore.rl.buffers.samplers import as_slots
 from tdstore.rl.buffers.segment_tree import SegmentTree
-from tdstore.rl.storages.state import State
+from tdstore.rl.tables.state import State
 from tdstore.rl.transitions.replay import Ints, ReplayBuffer
 from tdstore.rl.types import BackendLike
 

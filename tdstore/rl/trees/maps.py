@@ -15,8 +15,8 @@ from torch import Tensor
 import tdstore
 from tdstore import TensorDictBase
 from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError, OutOfRangeError
+from tdstore.rl.kinds import is_collection
 from tdstore.rl.storages import LazyStorage
-from tdstore.rl.storages.tabular import is_collection
 from tdstore.rl.trees.links import Key
 from tdstore.rl.types import BackendLike, PathLike
 

@@ -36,7 +36,7 @@ from tdstore.rl.buffers.parts import collated
 from tdstore.rl.buffers.prioritized import PrioritizedSampler, as_numbers, ranked
 from tdstore.rl.buffers.samplers import Sampler
 from tdstore.rl.buffers.writers import only_collections
-from tdstore.rl.storages.tabular import is_collection
+from tdstore.rl.kinds import is_collection
 from tdstore.rl.types import Rows, Transform
 from tdstore.types import NestedKey
 

@@ -23,7 +23,7 @@ from tdstore.rl.buffers.checkpoints import (
 from tdstore.rl.buffers.samplers import Info, Sampler
 from tdstore.rl.buffers.writers import Writer
 from tdstore.rl.storages.base import Storage
-from tdstore.rl.storages.state import Ints
+from tdstore.rl.tables.state import Ints
 from tdstore.rl.types import Rows, StorageLike
 
 

@@ -1,4 +1,4 @@
-"""Rows of columns, and the counters beside them: in memory, on a device, in live leaves of a store, or in a store.
+"""Rows of columns, and the counters beside them, in tensors of the CPU or of another device.
 
 A table knows slots and columns. If the table outlives the process, a write of rows that are already visible first saves
 the old ones: whoever opens it after a kill puts them back (`undo`).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from ctypes import PYFUNCTYPE, c_size_t, c_void_p, cast, memmove
 from typing import Any
 
@@ -17,14 +17,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-import tdstore
-from tdstore import MemoryMappedTensor, StoreHandle
-from tdstore.dtypes import dtype_name, from_numpy, is_bit_pattern, to_numpy
-from tdstore.errors import BatchSizeError, InvalidTypeError
-from tdstore.rl.storages.state import Ints, State, read_state, write_state
-from tdstore.rl.storages.structure import Column, is_container
-from tdstore.storekit.pages import MANY, map_pages, reserve
-from tdstore.types import Path, Write, path_text
+from tdstore.dtypes import from_numpy, is_bit_pattern, to_numpy
+from tdstore.errors import BatchSizeError
+from tdstore.rl.tables.columns import Block, Column
+from tdstore.rl.tables.row_sets import RowSet, count_rows
+from tdstore.rl.tables.state import Ints, State
+from tdstore.types import Path
 
 STATE: Path = ("_replay_state", "data")
 UNDO: Path = ("_replay_undo", "data")
@@ -32,112 +30,12 @@ UNDO_BYTES = 2 << 20
 """Room for rows that are being overwritten; a write of more of them is done in parts."""
 FIRST_UNDO_BYTES = 1 << 20
 """The same, for places whose header does not state the number of rows."""
-_AHEAD = 1 << 20
-"""Bytes that are taken from the disk at once when rows are first written."""
-_LARGE = 256 << 10
-"""Bytes of a column from which on the pages of its file are created by mapping them."""
 
 _BRIEF = 1 << 20
 """Fewer bytes are copied without letting other threads run meanwhile, which takes longer than a short copy."""
 _copy_brief = PYFUNCTYPE(None, c_void_p, c_void_p, c_size_t)(cast(memmove, c_void_p).value or 0)
 
 Array = npt.NDArray[Any]
-Rows = slice | Ints
-"""Rows of the first dimension: a slice of step 1, or row numbers without repetition."""
-
-
-def count_of(rows: Rows) -> int:
-    """Count the rows of an index."""
-    return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-
-
-def part_of(rows: Rows, start: int, stop: int) -> Rows:
-    """Return some of the rows of an index."""
-    if isinstance(rows, slice):
-        return slice(rows.start + start, rows.start + stop)
-    return rows[start:stop]
-
-
-def dense(value: Any, column: Column) -> Tensor:
-    """Return the value of an entry as a tensor whose rows can be copied into a column of tensors.
-
-    Raises:
-        TypeError: it is neither a number, nor an array, nor a dense tensor with data.
-    """
-    where, held = path_text(column.path) if column.path else "the data", dtype_name(column.dtype)
-    if not isinstance(value, Tensor):
-        if tdstore.is_non_tensor(value) or is_container(value) or isinstance(value, (str, bytes, Mapping)):
-            raise InvalidTypeError(
-                f"{where} is a {type(value).__name__}, and the storage holds tensors of {held} there"
-            )
-        try:
-            return torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InvalidTypeError(f"{where} cannot be made a tensor of {held}: {error}") from error
-    if value.is_nested or value.layout is not torch.strided:
-        kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
-        raise InvalidTypeError(
-            f"{where} is a {kind} tensor, and the rows of a storage are dense", hint="pass value.to_dense()"
-        )
-    if value.is_meta:
-        raise InvalidTypeError(f"{where} is a meta tensor, which has no data to store")
-    return value
-
-
-def fitting(value: Any, column: Column, shape: tuple[int, ...], *, lenient: bool) -> Tensor:
-    """Return the value of an entry as a tensor that a column accepts.
-
-    Raises:
-        TypeError: it is not a dense tensor, or its dtype does not fit. RuntimeError: it has another shape.
-    """
-    received = fitting_dtype(dense(value, column), column, lenient=lenient)
-    if received.shape != shape:
-        raise BatchSizeError(
-            f"{path_text(column.path)} has shape {list(received.shape)}, and the storage takes {list(shape)}",
-            hint="a list is a batch of separate items; rows are along the first dimension",
-        )
-    return received
-
-
-def fitting_dtype(value: Tensor, column: Column, *, lenient: bool) -> Tensor:
-    """Return a tensor in the dtype of a column, which cuts values only if it is lenient."""
-    if value.dtype is column.dtype:
-        return value
-    if lenient or torch.promote_types(value.dtype, column.dtype) == column.dtype:
-        return value.to(column.dtype)
-    raise InvalidTypeError(
-        f"{path_text(column.path)} is {dtype_name(value.dtype)}, and the storage holds {dtype_name(column.dtype)}: "
-        "values would be cut"
-    )
-
-
-class Block(Sequence[Any]):
-    """Values of all columns, each a dense tensor of the CPU of the very dtype and shape: bytes that can be copied.
-
-    Args:
-        values: the tensors.
-        addresses: the address of the first row of each.
-        rows: those of the tensors that the block has; None: all.
-    """
-
-    __slots__ = ("_rows", "_values", "addresses")
-
-    def __init__(self, values: Sequence[Any], addresses: list[int], rows: tuple[int, int] | None = None) -> None:
-        self._values, self.addresses, self._rows = values, addresses, rows
-
-    def __len__(self) -> int:
-        """Return the number of columns."""
-        return len(self._values)
-
-    def __getitem__(self, number: Any) -> Any:
-        """Return the tensor of a column."""
-        value = self._values[number]
-        return value if self._rows is None else value[self._rows[0] : self._rows[1]]
-
-    def cut(self, start: int, stop: int, sizes: Iterable[int]) -> Block:
-        """Return some of the rows of a whole block, whose rows have these sizes in bytes; no tensor is made."""
-        addresses = [address + start * size for address, size in zip(self.addresses, sizes, strict=True)]
-        return Block(self._values, addresses, (start, stop))
 
 
 class Table(ABC):
@@ -181,7 +79,7 @@ class Table(ABC):
         return value.cpu() if self.on_cpu and not value.is_cpu else value
 
     @abstractmethod
-    def write(self, rows: Rows, values: Sequence[Any]) -> None:
+    def write(self, rows: RowSet, values: Sequence[Any]) -> None:
         """Write rows of all columns; a column whose value is None keeps its own."""
 
     def cut(self, values: Sequence[Any], start: int, stop: int) -> Sequence[Any]:
@@ -200,7 +98,7 @@ class Table(ABC):
         """Return copies of slots of one column."""
         return self.gather(slots)[number]
 
-    def save(self, rows: Rows, state: State) -> None:
+    def save(self, rows: RowSet, state: State) -> None:
         """Save rows that are about to be overwritten (durable tables)."""
 
     def undo(self) -> State:
@@ -325,7 +223,7 @@ class ArrayTable(Table):
         """Return some of the rows of values."""
         return values.cut(start, stop, self._sizes) if type(values) is Block else super().cut(values, start, stop)
 
-    def write(self, rows: Rows, values: Sequence[Any]) -> None:
+    def write(self, rows: RowSet, values: Sequence[Any]) -> None:
         """Write rows of all columns."""
         if not isinstance(rows, slice):
             received = [None if value is None else to_numpy(value) for value in values]
@@ -374,9 +272,9 @@ class ArrayTable(Table):
         """Return views of rows."""
         return [tensor[rows] for tensor in self.tensors]
 
-    def save(self, rows: Rows, state: State) -> None:
+    def save(self, rows: RowSet, state: State) -> None:
         """Save rows that are about to be overwritten."""
-        n = count_of(rows)
+        n = count_rows(rows)
         if isinstance(rows, slice):
             first = rows.start
             slots = self._undo_slots[:n]
@@ -423,7 +321,7 @@ class DeviceTable(Table):
         """Make counters valid."""
         self._state = state
 
-    def write(self, rows: Rows, values: Sequence[Any]) -> None:
+    def write(self, rows: RowSet, values: Sequence[Any]) -> None:
         """Write rows of all columns."""
         for tensor, value in zip(self.tensors, values, strict=True):
             if value is None:
@@ -443,158 +341,3 @@ class DeviceTable(Table):
     def look(self, rows: slice) -> list[Tensor]:
         """Return views of rows."""
         return [tensor[rows] for tensor in self.tensors]
-
-
-class LiveTable(ArrayTable):
-    """Columns that are live leaves of a store: memory-mapped files, shared memory."""
-
-    def __init__(
-        self, columns: Sequence[Column], capacity: int, inner: tuple[int, ...], handle: StoreHandle, *, saved: int
-    ) -> None:
-        self.handle = handle
-        store = handle.store
-        tensors = [store.view(column.path) for column in columns]
-        self._state_leaf = store.view(STATE)
-        undo = store.view(UNDO) if saved else None
-        super().__init__(columns, capacity, inner, tensors, undo, saved)
-        self._numbers = to_numpy(self._state_leaf).data
-        self._leaves = [*tensors, self._state_leaf, *([] if undo is None else [undo])]
-        self._touched = False
-        self._reserved = self._beyond = 0
-        """Rows below the first have room on the disk; at and above the second nothing was ever written."""
-        self._marks = undo is None
-        if undo is None:
-            self.durable, self.undo_rows = True, capacity
-        self._mapped = all(isinstance(tensor, MemoryMappedTensor) for tensor in tensors)
-        self._largest = max((size for _, size in self._bytes), default=0)
-        self._ahead = max(1, _AHEAD // max(self.row_bytes, 1))
-
-    @property
-    def state(self) -> State:
-        """The counters as they are committed, by whichever process."""
-        return read_state(self._numbers, self.handle.store.url)
-
-    def commit(self, state: State) -> None:
-        """Make counters valid, in memory that other processes see."""
-        if not self._touched:
-            self._touch()
-        write_state(self._numbers, state)
-        if self.publish is not None:
-            self.publish()
-            self.publish, self._touched = None, False
-
-    def save(self, rows: Rows, state: State) -> None:
-        """Save rows that are about to be overwritten; without a leaf to save them in, note the first of them."""
-        if not self._touched:
-            self._touch()
-        if self._marks:
-            first = rows.start if isinstance(rows, slice) else int(rows.min())
-            length, cursor, count, _, scattered, epoch = state
-            write_state(self._numbers, (length, cursor, count, -1 - first, scattered, epoch))
-        else:
-            super().save(rows, state)
-
-    def undo(self) -> State:
-        """Put back the rows that a killed writer was overwriting; without saved ones, end the rows before the first."""
-        state = self.state
-        if state.pending and not self._touched:
-            self._touch()
-        if state.pending < 0:
-            first = -1 - state.pending
-            self.commit(state._replace(length=first, cursor=first, pending=0, epoch=state.epoch + 1))
-        return super().undo()
-
-    def take_back(self, *, saved: bool) -> None:
-        """Restore the committed rows after a failed write."""
-        if saved and self._marks:  # the store has written all rows or none
-            self.commit(self.state._replace(pending=0))
-        else:
-            super().take_back(saved=saved)
-
-    def _touch(self) -> None:
-        """Notify the store that its leaves change: it checks torch's versions of them, which numpy does not change."""
-        self.handle.check_writable()
-        store = self.handle.store
-        # Room on the disk for the leaves that are always written, and the beginning of a session. It is taken first:
-        # on a full file system in memory, a hole that is read ends the process.
-        for leaf in self._leaves[len(self.columns) :]:
-            reserve(leaf)
-        writes = [Write(STATE, (slice(0, len(self._numbers), 1),), self._state_leaf.clone())]
-        if not self._marks:
-            room = self._leaves[-1]
-            writes.append(Write(UNDO, (slice(0, room.shape[0], 1),), room.clone()))
-        store.write(writes)
-        for leaf in self._leaves:
-            leaf[:0].zero_()
-        self._touched = True
-
-    def write(self, rows: Rows, values: Sequence[Any]) -> None:
-        """Write rows: those with reserved disk blocks through memory, the others through the store."""
-        if not self._touched:
-            self._touch()
-        last = rows.stop if isinstance(rows, slice) else int(rows.max(initial=-1)) + 1
-        state = None
-        if last > self._reserved:
-            state = self.state
-            if not state.scattered:
-                self._reserved = max(self._reserved, state.length)
-        if state is None or last <= self._reserved:
-            ArrayTable.write(self, rows, values)
-            return
-        store = self.handle.store
-        pairs = [
-            (c, v if v.ndim == t.ndim else v.unsqueeze(0))
-            for c, v, t in zip(self.columns, values, self.tensors, strict=True)
-            if v is not None
-        ]
-        large = count_of(rows) * self._largest >= _LARGE and self._mapped
-        if large and isinstance(rows, slice) and type(values) is Block:
-            self._write_new(rows, values)
-            if rows.start <= self._reserved and not state.scattered:
-                self._reserved = last
-            self._beyond = max(self._beyond, last)
-            return
-        ahead, reserved = 0, self._reserved
-        if isinstance(rows, slice) and rows.start <= self._reserved and not state.scattered:
-            if rows.stop >= max(state.length, self._beyond) and len(pairs) == len(self.columns):
-                ahead = max(0, min(self.capacity, rows.start + self._ahead) - rows.stop)
-            reserved = rows.stop + ahead
-        if isinstance(rows, slice):
-            index = (slice(rows.start, rows.stop + ahead, 1),)
-            store.write([Write(c.path, index, _longer(v, ahead)) for c, v in pairs])
-        else:
-            store.write([Write(c.path, (torch.from_numpy(rows),), v) for c, v in pairs])
-        self._reserved, self._beyond = reserved, max(self._beyond, last)
-        if isinstance(rows, slice):
-            self._map(rows.start, rows.stop + ahead)
-
-    def _write_new(self, rows: slice, values: Block) -> None:
-        """Write rows of files for the first time, through memory.
-
-        The system then keeps the file in pages of 4 KiB. It keeps what is written by system calls in larger pieces,
-        each of which takes several times as long when it is changed after the system has written it to disk.
-        """
-        for tensor in self.tensors:
-            reserve(tensor[rows])
-        self._map(rows.start, rows.stop)
-        super().write(rows, values)
-
-    def _map(self, first: int, stop: int) -> None:
-        """Map pages of rows whose files have blocks for them: they are written now, or read soon."""
-        for start, size in self._bytes:
-            if (stop - first) * size >= MANY:
-                map_pages(start + first * size, (stop - first) * size)
-
-    def flush(self) -> None:
-        """Commit: checksums of what was written, and a sync if the backend is durable."""
-        if self._touched:
-            self.handle.commit(self.handle.groups)
-            self._touched = False
-
-    def close(self) -> None:
-        """Commit, and release the leaves."""
-        self.handle.close()
-
-
-def _longer(value: Tensor, rows: int) -> Tensor:
-    return value if not rows else torch.cat([value, value.new_zeros((rows, *value.shape[1:]))])

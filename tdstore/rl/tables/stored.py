@@ -12,10 +12,10 @@ from torch import Tensor
 
 from tdstore import StoreHandle, lifetime
 from tdstore.dtypes import to_numpy
-from tdstore.rl.storages.indices import blocks_of
-from tdstore.rl.storages.state import LENGTH, Ints, State, read_state, write_state
-from tdstore.rl.storages.structure import Column
-from tdstore.rl.storages.table import STATE, UNDO, ArrayTable, Rows, Table, count_of
+from tdstore.rl.tables.columns import Column
+from tdstore.rl.tables.row_sets import RowSet, blocks_of, count_rows
+from tdstore.rl.tables.state import LENGTH, Ints, State, read_state, write_state
+from tdstore.rl.tables.table import STATE, UNDO, ArrayTable, Table
 from tdstore.store import Cap
 from tdstore.types import Read, Write
 
@@ -56,7 +56,7 @@ class StoredTable(Table):
         store.write([Write(STATE, (), torch.from_numpy(numbers))])
         store.flush()
 
-    def write(self, rows: Rows, values: Sequence[Any]) -> None:
+    def write(self, rows: RowSet, values: Sequence[Any]) -> None:
         """Write rows of all columns."""
         index = (slice(rows.start, rows.stop, 1) if isinstance(rows, slice) else torch.from_numpy(rows),)
         pairs = zip(self.columns, values, strict=True)
@@ -88,7 +88,7 @@ class StoredTable(Table):
         index = (slice(rows.start, rows.stop, 1),)
         return self.handle.store.read([Read(column.path, index) for column in self.columns])
 
-    def save(self, rows: Rows, state: State) -> None:
+    def save(self, rows: RowSet, state: State) -> None:
         """Save rows that are about to be overwritten."""
         store = self.handle.store
         index = (slice(rows.start, rows.stop, 1) if isinstance(rows, slice) else torch.from_numpy(rows),)
@@ -100,7 +100,7 @@ class StoredTable(Table):
         ]
         room = torch.from_numpy(np.concatenate(parts))
         store.write([Write(UNDO, (slice(0, len(room), 1),), room)])
-        self._count(state._replace(pending=count_of(rows)))
+        self._count(state._replace(pending=count_rows(rows)))
 
     def undo(self) -> State:
         """Put back the rows that a killed writer was overwriting."""
@@ -158,8 +158,8 @@ class CachedTable(Table):
         self._mirror = _mirror(stored)
         self._waiting = _Waiting(stored, self._mirror, min(limit, stored.capacity))
         self._end = lifetime.Ending(self, self._waiting.drain, stored.handle.store.url, commit=self._waiting.drain)
-        self._written: list[Rows] = []
-        self._old: tuple[Rows, list[Tensor]] | None = None
+        self._written: list[RowSet] = []
+        self._old: tuple[RowSet, list[Tensor]] | None = None
         self.publish = stored.publish
 
     @property
@@ -182,7 +182,7 @@ class CachedTable(Table):
             self._mirror.commit(before)
             raise
 
-    def save(self, rows: Rows, state: State) -> None:
+    def save(self, rows: RowSet, state: State) -> None:
         """Keep the rows that are about to be overwritten, until they wait."""
         index = rows if isinstance(rows, slice) else torch.from_numpy(rows)
         self._old = rows, [tensor[index].clone() for tensor in self._mirror.tensors]
@@ -194,7 +194,7 @@ class CachedTable(Table):
         self._old, self._written = None, []
         return self.state
 
-    def write(self, rows: Rows, values: Sequence[Any]) -> None:
+    def write(self, rows: RowSet, values: Sequence[Any]) -> None:
         """Write rows in memory."""
         # A row waits once: its older value goes first, with the counters that belong to it.
         self._waiting.make_room(rows)
@@ -252,34 +252,34 @@ class _Waiting:
         self.stored, self.mirror, self.limit = stored, mirror, limit
         self._lock = threading.RLock()
         self._marks = np.zeros(stored.capacity, bool)
-        self._log: list[tuple[list[Rows], State]] = []
+        self._log: list[tuple[list[RowSet], State]] = []
         self._rows = 0
         self._state = stored.state
         """The counters in the store."""
 
-    def make_room(self, rows: Rows) -> None:
+    def make_room(self, rows: RowSet) -> None:
         """Send the rows that wait if any of these is among them."""
         if self._marks[rows].any():
             self.drain()
 
-    def add(self, written: list[Rows], state: State) -> None:
+    def add(self, written: list[RowSet], state: State) -> None:
         """Let rows wait, with the counters after them."""
         with self._lock:
             for rows in written:
                 self._marks[rows] = True
-                self._rows += count_of(rows)
+                self._rows += count_rows(rows)
             self._log.append((written, state))
             if self._rows >= self.limit:
                 self.drain()
 
-    def take_back(self, written: list[Rows]) -> None:
+    def take_back(self, written: list[RowSet]) -> None:
         """Forget the rows that were added last, unless they were sent."""
         with self._lock:
             if self._log and self._log[-1][0] is written:
                 self._log.pop()
                 for rows in written:
                     self._marks[rows] = False
-                    self._rows -= count_of(rows)
+                    self._rows -= count_rows(rows)
 
     def drain(self) -> None:
         """Send all pending rows: as many writes at once as can be undone."""
@@ -287,7 +287,7 @@ class _Waiting:
             while self._log:
                 most, count, sent = self.stored.undo_rows, 0, 0
                 for written, _ in self._log:
-                    more = sum(map(count_of, written))
+                    more = sum(map(count_rows, written))
                     if sent and count + more > most:
                         break
                     count, sent = count + more, sent + 1
@@ -296,7 +296,7 @@ class _Waiting:
             self._marks[:] = False
             self._rows = 0
 
-    def _send(self, written: list[Rows], after: State) -> None:
+    def _send(self, written: list[RowSet], after: State) -> None:
         parts = [np.arange(r.start, r.stop) if isinstance(r, slice) else r for r in written]
         rows = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
         old = rows[rows < self._state.length]
