@@ -168,6 +168,19 @@ WRITES = {
     "clamp_min_": lambda td: td.clamp_min_(1),
     "zero_": lambda td: td.zero_(),
     "lerp_": lambda td: td.lerp_(ONES, 0.5),
+    "apply_": lambda td: td.apply_(lambda leaf: leaf.add_(1)),
+    "named_apply(inplace=True)": lambda td: td.named_apply(lambda key, leaf: leaf + 1, inplace=True),
+    "apply(out=)": lambda td: ONES.apply(lambda leaf: leaf, out=td),
+    "apply(others, out=)": lambda td: ONES.apply(torch.add, ONES, out=td),
+    "named_apply(out=)": lambda td: ONES.named_apply(lambda key, leaf: leaf, out=td),
+    "stack(out=)": lambda td: torch.stack(list(ONES.unbind(0)), 0, out=td),
+    "cat(out=)": lambda td: torch.cat([ONES[:1], ONES[1:]], 0, out=td),
+    "gather(out=)": lambda td: ONES.gather(0, torch.tensor([2, 1, 0]), out=td),
+    "where(out=)": lambda td: ONES.where(torch.tensor([True] * 3), ONES, out=td),
+    "logsumexp(out=)": lambda td: ONES.unsqueeze(0).logsumexp(0, out=td),
+    "map(out=)": lambda td: ONES.map(lambda part: part, 0, num_workers=0, out=td),
+    "read(out=)": lambda td: ONES.read(out=td),
+    "read(rows, out=)": lambda td: ONES.read([2, 1, 0], out=td),
 }
 
 
@@ -198,3 +211,28 @@ def test_nothing_is_written_beside_a_group_that_is_read_only(name, tensorclass, 
 def test_nothing_is_written_beside_one_that_is_deeper(name, lazy, tmp_path):
     td = TensorDict({"k": torch.zeros(3), "n": read_only(tmp_path / "group")}, [3])
     check_nothing_written(tdstore.lazy_stack([TensorDict(td.to_dict(), [3]), td]) if lazy else td, WRITES[name])
+
+
+@pytest.mark.parametrize("call", ["select('x', 'y')", "select('y', ('n', 'x'))", "exclude('x')", "flatten_keys()",
+                                  "unsqueeze(0)", "expand(1, 3)", "flatten(0, 0)", "narrow(0, 0, 2)"])  # fmt: skip
+@pytest.mark.parametrize("nested", [False, True])
+def test_views_of_what_is_read_only_are_read_only(call, nested, tmp_path):
+    tree = {"x": torch.zeros(3, 2), "y": torch.zeros(3), "n": {"x": torch.zeros(3)}}
+    TensorDict(tree, [3]).save(tmp_path / "group")
+    td = tdstore.open(tmp_path / "group")
+    if nested and "keys" not in call and "select" not in call:
+        td = TensorDict({"k": torch.zeros(3), "g": td}, [3])
+    view = eval(f"td.{call}")
+    for write in (WRITES["add_"], WRITES["zero_"], lambda view: view.update_(view.clone().add_(1))):
+        check_nothing_written(view, write)
+
+
+COPIES = ["gather(0, torch.tensor([2, 1]))", "flip(0)", "roll(1, 0)", "repeat(2)", "pad([0, 1])", "[[0, 2]]"]
+
+
+@pytest.mark.parametrize("call", [f".{call}" if call[0] != "[" else call for call in COPIES])
+def test_copies_of_what_is_read_only_can_be_written(call, tmp_path):
+    TensorDict({"x": torch.zeros(3, 2), "n": {"x": torch.zeros(3)}}, [3]).save(tmp_path / "group")
+    stored = tdstore.open(tmp_path / "group")
+    assert eval(f"stored{call}").add_(1)["n", "x"].all()
+    assert not stored["n", "x"].any()

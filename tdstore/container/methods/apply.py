@@ -27,11 +27,14 @@ def check_trees(others: Sequence[object], out: object = None) -> None:
 
     Raises:
         InvalidTypeError: it is no TensorDict.
+        ReadOnlyError: `out`, or a TensorDict in it, was opened for reading.
     """
     for other in others:
         check_container(other, "what apply() takes beside the function")
     if out is not None:
         check_container(out, "out")
+        target: Container = unwrap(out)
+        target._check_all_writable()
 
 
 def writes_in_place(out: Any, made: Any) -> bool:
@@ -178,6 +181,8 @@ class ApplyMixin(Container):
             KeyNotFoundError: one of `others` lacks an entry, and there is no `default`.
             BatchSizeError: a result does not have the batch size.
             LockedError: `inplace`, the TensorDict is locked, and a result cannot be written into its entry.
+            ReadOnlyError: what is written, `out` or with `inplace` this TensorDict, has entries of a store that was
+                opened for reading.
 
         Example:
             >>> td = TensorDict({"a": torch.ones(2), "n": {"b": torch.zeros(2)}}, [2])
@@ -196,6 +201,8 @@ class ApplyMixin(Container):
             and self._is_plain_tree()
         ):
             check_callable(fn, "fn")
+            if inplace:
+                self._check_all_writable()
             results: Self | None = self._map_plain(fn)
             if not inplace or results is None:
                 return results  # type: ignore[return-value]  # None where all results were
@@ -324,6 +331,8 @@ class ApplyMixin(Container):
         check_callable(fn, "fn")
         check_trees(others, out)
         target = self if inplace else out
+        if inplace:
+            self._check_all_writable()  # `fn` may write into what it is given
         batch = self._batch_size if batch_size is None else as_size(batch_size)
         if batch_size is None and target is not None and -1 not in target.batch_size:
             batch = target.batch_size

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tdstore.arguments import as_list, check_callable, check_separator
 from tdstore.container.core.container import GROUP, VALUE, Container
+from tdstore.container.core.locks import READONLY
 from tdstore.container.core.paths import entry_path
 from tdstore.container.functions.broadcast import uneven, widened
 from tdstore.container.functions.merge import unlocked_copy
@@ -119,7 +120,7 @@ class KeySelectionMixin(Container):
     def _selected(self, wanted: dict[str, Any]) -> Self:
         td = self._resident()
         data = {k: td._data[k] if sub is None else td._data[k]._selected(sub) for k, sub in wanted.items()}
-        made: Self = td._new(data, td._batch_size, td._device, td._names)
+        made: Self = td._new(data, td._batch_size, td._device, td._names, td._state & READONLY)
         return made
 
     def split_keys(
@@ -342,7 +343,7 @@ class KeySelectionMixin(Container):
             self._assign(data)
             return self
         td = self._resident()
-        out = td._new(data, td._batch_size, td._device, td._names)
+        out = td._new(data, td._batch_size, td._device, td._names, td._state & READONLY)
         out._undo = (weakref.ref(self), undo)
         return out  # type: ignore[no-any-return]
 

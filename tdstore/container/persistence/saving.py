@@ -16,6 +16,7 @@ from tdstore.container.core.container import Container
 from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.one_buffer import consolidated_faults
 from tdstore.container.core.preallocation import mark_allocated
+from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.persistence.schema import SchemaEntry, allocation, check_sizes, flat_schema, in_memory_entry
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import allocate, open_container, over, write
@@ -463,6 +464,7 @@ class SavingMixin(Container):
             KeyNotFoundError: there is no such key, or `out` lacks one.
             BatchSizeError: a buffer has another shape or dtype.
             CorruptStoreError: the data that was read does not match its checksum.
+            ReadOnlyError: `out`, or a TensorDict in it, was opened for reading.
             StoreClosedError: the dataset was closed.
 
         Example:
@@ -475,6 +477,7 @@ class SavingMixin(Container):
             td = td.select(*([keys] if isinstance(keys, str) else keys))
         if out is not None:
             check_container(out, "out")
+            unwrap(out)._check_all_writable()
             made: Self = td._read_into(out)
             return made
         return td.clone() if td._state & ~LOCKED or index is None else td._resident()

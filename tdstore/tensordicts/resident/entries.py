@@ -37,6 +37,7 @@ from tdstore.tensordicts.resident.write_checks import (
     check_no_overlap,
     check_rows_of_values,
     fits,
+    flags_of_moved,
     planned_below,
 )
 from tdstore.types import Names
@@ -357,7 +358,6 @@ class ResidentTree(TensorDictBase):
         if undo is not None:
             td._undo = (weakref.ref(self), undo)
         if self._state:
-            td._state = self._state & READONLY
             if views and self._state & (MAPPED | SHARED):
                 td._mark(self._state & VIEW_FLAGS)
             if keep_lock and self._state & LOCKED:
@@ -395,7 +395,7 @@ class ResidentTree(TensorDictBase):
                 below = self._fitting(value).batch_size
                 wide = new if len(below) == n else torch.Size((*new, *below[n:]))
                 data[key] = value._walkable()._move_tree(fn, wide, names_moved(names, value, n, len(wide)), len(below))
-        return self._new(data, new, self._device, names)
+        return self._new(data, new, self._device, names, self._state and flags_of_moved(self, data))
 
     def _fan_out(
         self,

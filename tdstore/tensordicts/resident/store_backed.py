@@ -14,6 +14,7 @@ from tdstore.container.core.locks import BOUND, CONSOLIDATED, LOCKED, MAPPED, RE
 from tdstore.container.core.one_buffer import cloned, compare_copied, is_one_buffer, reduced
 from tdstore.container.core.primitives import LeafFacts
 from tdstore.container.core.staging import pieces_on_cpu
+from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.entries.nested_tensors import leaf_shape, ragged_dim
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.entries.uninitialized import is_uninitialized, shape_shown
@@ -394,9 +395,9 @@ class BindingMixin(LeafwiseTree):
             return super().read(index, keys, out)
         # Straight into the caller's buffers: no batch is built in between.
         td = self if keys is None else self.select(*([keys] if isinstance(keys, str) else keys))
-        rows = td._rows_of(index)
-        if rows is None:
+        if (rows := td._rows_of(index)) is None:
             return super().read(index, keys, out)
+        unwrap(out)._check_all_writable()
         if HOLES:
             for key in td.keys(True, True):
                 if is_batched(buffer := out.get(key)):
@@ -404,8 +405,7 @@ class BindingMixin(LeafwiseTree):
         for key, leaf in td.items(True, True):
             if is_batched(leaf):
                 gather(leaf, (rows,), out.get(key))
-        found: Self = out
-        return found
+        return out
 
     def _read_whole(self, handle: StoreHandle, leaves: list[Path], keys: Any) -> Any:
         """Copy everything: plain leaves by the store, which compares them with checksums while it copies."""

@@ -165,7 +165,7 @@ class TensorDict(EntryTree):
                     break
                 data[key] = source[key]
             else:
-                return self._new(data, self._batch_size, self._device, self._names)
+                return self._new(data, self._batch_size, self._device, self._names, self._state & READONLY)
         return super().select(*keys, inplace=inplace, strict=strict, as_tensordict=as_tensordict)
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
@@ -177,7 +177,7 @@ class TensorDict(EntryTree):
                 data.pop(key, None)
             elif type(key) is not tuple or set(map(type, key)) != {str} or key[0] in data:
                 return super().exclude(*keys)
-        return self._new(data, self._batch_size, self._device, self._names)
+        return self._new(data, self._batch_size, self._device, self._names, self._state & READONLY)
 
     def get(self, key: NestedKey, default: object = AS_SET, **kwargs: object) -> Entry:
         if type(key) is str:

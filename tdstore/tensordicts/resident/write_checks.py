@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdstore.container.core.locks import READONLY
+from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.methods.writing import take_back
 from tdstore.container.storage.change_plan import Changes
 from tdstore.container.storage.describe import check_value
@@ -228,3 +230,14 @@ def check_operands(leaves: Sequence[Tensor], operands: Sequence[Tensor]) -> None
     for leaf, operand in zip(leaves, operands, strict=True):
         if not fits(operand.shape, leaf.shape):
             raise BatchSizeError(f"an operand of shape {list(operand.shape)} does not fit a leaf of {list(leaf.shape)}")
+
+
+def flags_of_moved(td: Any, data: dict[str, Any]) -> int:
+    """Return `READONLY` where entries that were computed from those of a read-only TensorDict share their memory."""
+    if not td._state & READONLY:
+        return 0
+    for key, value in td._data.items():
+        moved = data[key]
+        if is_batched(value) and is_batched(moved) and value.layout is _DENSE and not traced():
+            return READONLY if moved.untyped_storage()._cdata == value.untyped_storage()._cdata else 0
+    return READONLY
