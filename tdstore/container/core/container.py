@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tdstore.arguments import check_batch_dims
 from tdstore.container.core.dim_names import NamesMixin
-from tdstore.container.core.locks import READONLY, LockMixin
+from tdstore.container.core.locks import READONLY, LockMixin, _bare
 from tdstore.container.core.paths import entry_path
 from tdstore.container.core.primitives import GROUP as GROUP
 from tdstore.container.core.primitives import LEAF as LEAF
@@ -320,7 +320,10 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
         elif isinstance(value, NonTensor):
             return _fit_value(key, value, batch, device)
         elif isinstance(value, Mapping):
-            return self._resident_class._from_mapping(value, batch, device, self._names)
+            group: Any = self._resident_class._from_mapping(value, batch, device, self._names)
+            if self._is_in(group):
+                raise self._refuse_itself((key,))
+            return group
         elif isinstance(value, (list, tuple)) and value and all(isinstance(v, (Container, NonTensor)) for v in value):
             return self._coerce(key, torch.stack(list(value)))
         elif isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, list, tuple)):
@@ -365,8 +368,13 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
             ) from None
         return value
 
-    def _adopt(self, key: str, value: Container) -> Container:
-        if value is self:
+    def _adopt(self, key: str, value: Container, *, new: bool = False) -> Container:
+        """Return a TensorDict as an entry: with this batch size, this device, and these names of dimensions.
+
+        Args:
+            new: this TensorDict is being made, so that it cannot be in another one.
+        """
+        if not new and self._is_in(value):
             raise self._refuse_itself((key,))
         batch = self._batch_size
         value = self._with_batch_of(key, value)
@@ -382,10 +390,27 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
             value._set_names(self._names + (value._names or (None,) * value.batch_dims)[len(batch) :])
         return value
 
+    def _is_in(self, value: Container) -> bool:
+        """Return whether a TensorDict is this one or has it below: nothing that descends into both would end."""
+        plain = self._resident_class
+        waiting: list[Any] = [value]
+        for node in waiting:  # which grows
+            group = node if type(node) is plain else _bare(node)
+            if group is self:
+                return True
+            if type(group) is plain:
+                for entry in group._data.values():
+                    if type(entry) is not Tensor and isinstance(entry, Container):
+                        waiting.append(entry)
+            elif not isinstance(group, Container._stored_class):  # whose entries are in a store
+                waiting += group._groups()
+        return False
+
     def _refuse_itself(self, path: Path) -> InvalidArgumentError:
         """Create the error for a TensorDict that is set into itself."""
         return InvalidArgumentError(
-            f"cannot set a TensorDict as its own entry {path_text(path)}", hint="set td.clone(recurse=False)"
+            f"cannot set a TensorDict as its own entry {path_text(path)}, or below it",
+            hint="set td.clone(recurse=False)",
         )
 
     def _missing(self, key: Any) -> KeyNotFoundError:

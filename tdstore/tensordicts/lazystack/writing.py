@@ -459,6 +459,9 @@ class LazyWrites(LazyTree):
         check_same_names([*self._tds[:1], *tds])
         if self.is_locked:
             raise self._refuse_locked("add elements")
+        for i, td in enumerate(tds):
+            if self._is_in(td):
+                raise self._refuse_itself((str(index + i),))
         inner = self._inner
         for td in tds if self._tds else ():
             if len(td.batch_size) != len(inner) or (td.batch_size != inner and -1 not in inner):

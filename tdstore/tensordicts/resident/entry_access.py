@@ -63,7 +63,7 @@ class EntryTree(IndexedTree):
                 return self
         if item is self:
             raise self._refuse_itself(entry_path(full))
-        made = node._coerce(key, item)
+        made = node._adopt(key, item) if type(item) is plain else node._coerce(key, item)
         node._data[key] = made
         if type(made) is not Tensor:
             node._name_after(made)

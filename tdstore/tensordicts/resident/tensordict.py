@@ -86,8 +86,7 @@ class TensorDict(EntryTree):
             self.lock_()
 
     def _fill(self, source: Any) -> None:
-        data, batch = self._data, self._batch_size
-        n = len(batch)
+        data, batch, n = self._data, self._batch_size, len(self._batch_size)
         rows = batch[0] if n else 0
         # Nothing is to be moved: no device is named, or the CPU is and the tensor lies there.
         free = self._device is None
@@ -114,11 +113,12 @@ class TensorDict(EntryTree):
                 else:
                     data[key] = self._coerce(key, value)
             elif type(value) is dict:
-                data[key] = self._from_mapping(value, batch, self._device, self._names)
-                self._name_after(data[key])
+                data[key] = nested = self._from_mapping(value, batch, self._device, self._names)
+                self._name_after(nested)
             else:
-                data[key] = self._coerce(key, value)
-                self._name_after(data[key])
+                group = isinstance(value, Container)
+                data[key] = made = self._adopt(key, value, new=True) if group else self._coerce(key, value)
+                self._name_after(made)
 
     @classmethod
     def _from_mapping(cls, source: Mapping[Any, Any], batch: Any, device: Any, names: Names) -> Self:
