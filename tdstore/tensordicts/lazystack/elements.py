@@ -20,6 +20,7 @@ from tdstore.index.shapes import as_dim, as_size, split_sizes, view_shape
 from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES
 from tdstore.tensordicts.lazystack.ops import LazyOps
+from tdstore.tensordicts.lazystack.parts import unshared
 from tdstore.tensordicts.lazystack.reading import LazyTree
 from tdstore.tensordicts.lazystack.writing import Parts
 from tdstore.tensordicts.resident.entries import ResidentTree, walk_plain
@@ -184,13 +185,17 @@ class ElementTree(LazyOps):
         if type(item) is Tensor and not item.is_nested and item.ndim > d and item.shape[d] == len(self._tds):
             mine, theirs = self._tensors(key, to_write=True), item.unbind(d)
             if mine is not None and have_same_shapes(mine, theirs) and are_plain(zip(mine, theirs, strict=True)):
-                copy_plain(mine, theirs)
+                own = unshared(mine, item)
+                copy_plain(mine, theirs if own is item else own.unbind(d))
                 return self
         return super().set_(key, item)
 
     def set_at_(self, key: NestedKey, value: Any, index: IndexType, *, non_blocking: bool = False) -> Self:
-        rows = self._element_rows(index) if type(value) is Tensor else None
-        parts = self._tensors(key, to_write=True) if rows and not value.is_nested else None
+        dense = type(value) is Tensor and not value.is_nested
+        rows = self._element_rows(index) if dense else None
+        parts = self._tensors(key, to_write=True) if dense and (rows or rows is None) else None
+        if parts is not None and type(index) is not int:
+            value = unshared(parts, value)
         if rows is None or parts is None or not self._copy_rows(rows, [parts[row] for row in rows], value, index):
             super().set_at_(key, value, index, non_blocking=non_blocking)
         return self
@@ -204,7 +209,7 @@ class ElementTree(LazyOps):
         for target, source in zip(mine, theirs, strict=True):
             if target.is_nested or target.shape != source.shape:
                 return False
-        if not are_plain(zip(mine, theirs, strict=True)) or (not one and _share(mine, theirs[:1])):
+        if not are_plain(zip(mine, theirs, strict=True)):
             return False
         copy_plain(mine, theirs)
         return True
@@ -212,7 +217,7 @@ class ElementTree(LazyOps):
     # -- all leaves at once ------------------------------------------------------------------
     def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
         self._check_all_writable()
-        columns = [self._operands(o) for o in operands]
+        columns = [self._operands(o, to_write=True) for o in operands]
         if not self._all_in_place(fn, operands, columns):
             for i, td in enumerate(self._tds):
                 td._foreach_(fn, *[c[i] for c in columns])
@@ -248,9 +253,9 @@ class ElementTree(LazyOps):
             else self._pair_entries(source, keys, mine, theirs)
         ):
             return False
-        if not mine or not are_plain(zip(mine, theirs, strict=True)) or _share(mine, theirs):
+        if not mine or not are_plain(zip(mine, theirs, strict=True)):
             return False
-        copy_plain(mine, theirs)
+        copy_plain(mine, _cloned(theirs) if _share(mine, theirs) else theirs)
         return True
 
     def _pair_elements(self, source: Any, mine: list[Tensor], theirs: list[Tensor]) -> bool:
@@ -285,7 +290,8 @@ class ElementTree(LazyOps):
 
     def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
         if at is not None:
-            return super()._prepared(entries, at)
+            own = {k: unshared(self._tensors(k) or (), v) if type(v) is Tensor else v for k, v in entries.items()}
+            return super()._prepared(own, at)
         columns = {key: Parts(self._split(key, value)) for key, value in entries.items()}
         mine: list[Tensor] = []
         theirs: list[Any] = []
@@ -387,9 +393,7 @@ class ElementTree(LazyOps):
         for td, part in zip(tds, parts, strict=True):
             if not isinstance(td, IndexedTree) or not td._views_to_write(inner, part, views, sources):
                 return False
-        if len(tds) > 1 and _share(views, sources):
-            return False
-        copy_plain(views, sources)
+        copy_plain(views, _cloned(sources) if len(tds) > 1 and _share(views, sources) else sources)
         return True
 
     def _fill_elements(self, tds: Sequence[Any], value: float) -> bool:
@@ -410,6 +414,10 @@ def _have_same_keys(tds: Sequence[Any]) -> bool:
     first, *others = [{key: td._kind(key) for key in td._first_keys()} for td in tds]
     groups = [key for key, kind in first.items() if kind == GROUP]
     return all(kinds == first for kinds in others) and all(_have_same_keys([td._raw(k) for td in tds]) for k in groups)
+
+
+def _cloned(tensors: list[Tensor]) -> list[Tensor]:
+    return [tensor.clone() for tensor in tensors]
 
 
 def _share(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> bool:

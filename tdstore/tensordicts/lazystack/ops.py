@@ -43,13 +43,13 @@ class LazyOps(LazyWrites):
     __slots__ = ()
 
     # -- operands ----------------------------------------------------------------------------
-    def _operands(self, other: Any) -> list[Any]:
+    def _operands(self, other: Any, *, to_write: bool = False) -> list[Any]:
         """List the second operand of each element."""
         n, d = len(self._tds), self._stack_dim
         if isinstance(other, Container):
             if other.batch_size != self._batch_size and not self._ragged:
                 other = other.expand(self._batch_size)
-            return self._per_element(other)
+            return self._per_element(other, to_write=to_write)
         if isinstance(other, np.ndarray):
             other = as_operand(other)
         if not isinstance(other, Tensor) or not other.ndim:
@@ -302,7 +302,8 @@ class LazyOps(LazyWrites):
 
     def apply_(self, fn: Callable[..., object], *others: Container, **kwargs: Any) -> Self:
         check_trees(others)
-        columns = [self._per_element(o) for o in others]
+        self._check_all_writable()
+        columns = [self._per_element(o, to_write=True) for o in others]
         for i, td in enumerate(self._tds):
             td.apply_(fn, *[c[i] for c in columns], **kwargs)
         return self

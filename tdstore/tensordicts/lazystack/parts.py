@@ -18,6 +18,7 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTens
 from tdstore.container.values.shapes import constant
 from tdstore.errors import BatchSizeError, UnevenError
 from tdstore.index.selection import index_shape
+from tdstore.index.tracing import traced
 from tdstore.ops.block_reductions import Reduction, State
 from tdstore.tensordicts.lazystack.routing import Route, pick
 from tdstore.types import Path, path_text
@@ -126,24 +127,51 @@ def own_copies(targets: Sequence[Any], parts: Sequence[Any]) -> list[Any]:
     written: set[object] = set()
     found = []
     for target, part in zip(targets, parts, strict=True):
-        found.append(part.clone() if written and isinstance(part, Container) and written & _places(part) else part)
-        written |= _places(target)
+        found.append(part.clone() if written and isinstance(part, Container) and written & places(part) else part)
+        written |= places(target)
     return found
 
 
-def _places(td: Any) -> set[object]:
+def may_share(targets: Sequence[Any], source: Any, parts: Sequence[Any]) -> bool:
+    """Return whether parts of a source may lie in the memory of other targets, as far as the first of each tell."""
+    if parts is targets or is_compiling():
+        return False
+    if isinstance(source, Container._stack_class):
+        if not {*map(id, targets)}.isdisjoint(map(id, parts)):
+            return True
+        source = parts[0] if parts else source
+    for td in map(unwrap, (source, *targets[:1])):
+        if isinstance(td, Container._stored_class) or any(leaf._is_view() for leaf in td._leaf_list()):
+            return True
+    return False
+
+
+def unshared(targets: Sequence[Tensor], source: Tensor) -> Tensor:
+    """Return a tensor, or a copy where targets are in its memory: one may be written before the next part is read."""
+    if traced():
+        return source
+    memory = source.untyped_storage()
+    start = memory.data_ptr()
+    end = start + memory.nbytes()
+    for pointer in map(Tensor.data_ptr, targets):
+        if start <= pointer < end:
+            return source.clone()
+    return source
+
+
+def places(td: Any) -> set[object]:
     """Return what says where the leaves of a container are: their storages, or the store that it is over."""
     found: set[object] = set()
     td = unwrap(td)
     if isinstance(td, Container._stack_class):
-        return found.union(*(_places(element) for element in td._tds))
+        return found.union(*(places(element) for element in td._tds))
     if isinstance(td, Container._stored_class):
         return {id(td._handle)}
     if is_compiling():
         return {id(td)}  # a graph has no storages
     for value in td._data.values():
         if isinstance(value, Container):
-            found |= _places(value)
+            found |= places(value)
         elif is_batched(value):
             found.add(value.untyped_storage()._cdata)
         else:

@@ -36,6 +36,7 @@ from tdstore.tensordicts.lazystack.parts import (
     are_entries,
     flat_part,
     lifted,
+    may_share,
     one_value,
     own_copies,
     part_at,
@@ -43,6 +44,7 @@ from tdstore.tensordicts.lazystack.parts import (
     result_ndim,
     row_parts,
     size_without,
+    unshared,
     write_values,
 )
 from tdstore.tensordicts.lazystack.reading import LazyTree, check_elements, check_same_names
@@ -119,7 +121,7 @@ class LazyWrites(LazyTree):
     def _coerce_existing(self, key: str, item: Any, *, whole: bool = False) -> Any:
         """Coerce a part for each element, to its entry's own kind and shape."""
         if type(item) is Tensor and self._alike(key, item):
-            return Parts(item.unbind(self._stack_dim))
+            return Parts(unshared([td._data[key] for td in self._tds], item).unbind(self._stack_dim))
         if self._kind(key) == LEAF and isinstance(item, (bool, int, float, complex)):
             item = tensor_for(item, f"entry {key!r}")
         if isinstance(item, Tensor) and not item.is_nested and self._kind(key) == LEAF:
@@ -243,6 +245,7 @@ class LazyWrites(LazyTree):
             if not inplace:
                 self._free(f"set {key!r}")
             if not inplace or self._alike(key, item):
+                item = unshared([td._data[key] for td in self._tds], item) if inplace else item
                 for td, part in zip(self._tds, self._split_tensor(key, item), strict=True):
                     if isinstance(td, ResidentTree) and not (inplace or td._state) and td._device is None:
                         td._data[key] = part
@@ -302,7 +305,7 @@ class LazyWrites(LazyTree):
                     ) from None
         parts = row_parts(value, found, single)
         listed = not single and found.whole and any(isinstance(term, Tensor) for term in terms)
-        if len(parts) > 1 and isinstance(value, LazyTree):
+        if len(parts) > 1 and isinstance(value, Container):
             rows, pieces = zip(*parts, strict=True)
             parts = list(zip(rows, own_copies([self._tds[row] for row in rows], pieces), strict=True))
         for row, part in parts:
@@ -317,8 +320,8 @@ class LazyWrites(LazyTree):
             td._plan_rows(changes, _ALL if found.whole and td.batch_dims else found.rest, part, made)
 
     # -- many entries ------------------------------------------------------------------------
-    def _per_element(self, source: Any) -> list[Any]:
-        """Split a TensorDict or a dict into one for each element."""
+    def _per_element(self, source: Any, *, to_write: bool = False) -> list[Any]:
+        """Split a TensorDict or a dict into one for each element; `to_write` copies what changes before it is read."""
         if isinstance(source, LazyTree) and source._stack_dim == self._stack_dim:
             parts = source._tds
         elif not isinstance(source, Container):
@@ -327,7 +330,7 @@ class LazyWrites(LazyTree):
             parts = list(source.unbind(self._stack_dim)) if self._stack_dim < len(source.batch_size) else []
         if len(parts) != len(self._tds):
             raise BatchSizeError(f"a TensorDict of batch size {list(source.batch_size)} for {list(self._batch_size)}")
-        return parts
+        return own_copies(self._tds, parts) if to_write and may_share(self._tds, source, parts) else parts
 
     def update(
         self, input_dict_or_td: EntrySource | None = None, clone: bool = False, inplace: bool = False, **kwargs: Any
@@ -353,7 +356,7 @@ class LazyWrites(LazyTree):
 
     def _plan_update(self, changes: Any, source: Any, wanted: list[Path] | None, how: Any) -> None:
         own = {id(td) for td in self._tds} if isinstance(source, LazyTree) else set()
-        for td, part in zip(self._tds, self._per_element(source), strict=True):
+        for td, part in zip(self._tds, self._per_element(source, to_write=how.inplace), strict=True):
             moved = part is not td and id(part) in own  # it is changed itself before it is read
             td._plan_update(changes, part.clone(how.inplace) if moved else part, wanted, how)
 
@@ -387,10 +390,7 @@ class LazyWrites(LazyTree):
             for row, part in row_parts(source, found, False):
                 self._tds[row]._plan_in_place(changes, part, None, keys_to_update)
             return
-        parts = self._per_element(source)
-        if isinstance(source, LazyTree):
-            parts = own_copies(self._tds, parts)
-        for td, part in zip(self._tds, parts, strict=True):
+        for td, part in zip(self._tds, self._per_element(source, to_write=True), strict=True):
             td._plan_in_place(changes, part, None, keys_to_update)
 
     def fill_(self, key: NestedKey, value: Number) -> Self:
