@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from tdstore.arguments import check_int
+from tdstore.arguments import check_flags, check_int
 from tdstore.errors import InvalidArgumentError, InvalidStateError
 from tdstore.rl.buffers.access import RowAccess, rows_first
 from tdstore.rl.buffers.checkpoints import Checkpointer, Resumable, batches_of_state
@@ -119,6 +119,8 @@ class ReplayBuffer(RowAccess, Resumable):
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "unsupported")}
         refuse(type(self).__name__, unsupported)
+        optional = {"compilable": compilable, "delayed_init": delayed_init}
+        check_flags(**{name: value for name, value in optional.items() if value is not None})
         if delayed_init or (delayed_init is None and transform_factory is not None):
             self._delayed = {**arguments, "delayed_init": False}
             return
@@ -128,7 +130,7 @@ class ReplayBuffer(RowAccess, Resumable):
         self._sampler: Any = consuming(sampler, consume_after_n_samples, prefetch)
         self._checkpointer = checkpointer_of(checkpointer)
         self._writer: Any = made_part("writer", writer, self._default_writer, is_writer)
-        check_settings(batch_size, prefetch, dim_extend, collate_fn, pin_memory)
+        check_settings(batch_size, prefetch, dim_extend, collate_fn, pin_memory, shared)
         if batch_size is None and getattr(self._sampler, "drop_last", False):
             raise InvalidArgumentError("a sampler with drop_last needs batch_size= in the constructor of the buffer")
         self._collate, self._pin, self._prefetch = collate_fn, pin_memory, prefetch or 0

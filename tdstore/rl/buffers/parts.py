@@ -201,14 +201,19 @@ def check_transform(transform: object) -> None:
 
 
 def check_settings(
-    batch_size: object, prefetch: int | None, dim_extend: int | None, collate_fn: object, pin_memory: object
+    batch_size: object,
+    prefetch: int | None,
+    dim_extend: int | None,
+    collate_fn: object,
+    pin_memory: object,
+    shared: object,
 ) -> None:
     """Raise an error for arguments of a buffer that it cannot take.
 
     Raises:
         ValueError: a negative number. TypeError: no number, or no function.
     """
-    check_flags(pin_memory=pin_memory)
+    check_flags(pin_memory=pin_memory, shared=shared)
     if batch_size is not None:
         check_size(batch_size)
     if prefetch is not None:

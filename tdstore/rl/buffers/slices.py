@@ -113,7 +113,7 @@ class SliceSampler(Sampler):
         use_gpu: bool = False,
     ) -> None:
         super().__init__()
-        check_flags(strict_length=strict_length, pad_output=pad_output, fragmented=fragmented)
+        check_flags(strict_length=strict_length, pad_output=pad_output, fragmented=fragmented, use_gpu=use_gpu)
         if fragmented:
             raise InvalidTypeError(
                 "fragmented=True: the rows of a piece follow one another in the storage; write each trajectory by one "
@@ -337,7 +337,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
             truncated_key=truncated_key, init_key=init_key, strict_length=strict_length, trajectories=trajectories,
             ends=ends,
         )  # fmt: skip
-        check_flags(drop_last=drop_last, shuffle=shuffle)
+        check_flags(drop_last=drop_last, shuffle=shuffle, use_gpu=use_gpu)
         self.drop_last, self.shuffle = drop_last, shuffle
         self._begins = self._lengths = self._firsts = np.zeros(0, np.int64)
         self._at = 0

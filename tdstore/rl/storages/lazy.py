@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from tdstore import StoreHandle
+from tdstore.arguments import check_flags, check_number
 from tdstore.errors import (
     BatchSizeError,
     InvalidArgumentError,
@@ -115,10 +116,14 @@ class LazyStorage(TabularStorage):
     ) -> None:
         if isinstance(max_size, bool) or not isinstance(max_size, int) or not 1 <= max_size < 1 << 62:
             raise InvalidArgumentError(f"max_size is a number of slots, at least 1 and below 2**62, not {max_size!r}")
-        if not isinstance(ndim, int) or ndim < 1:
+        if isinstance(ndim, bool) or not isinstance(ndim, int) or ndim < 1:
             raise InvalidArgumentError(f"ndim is a number of dimensions, at least 1, not {ndim!r}")
         if on_mismatch not in ("raise", "peer"):
             raise InvalidArgumentError(f"on_mismatch is 'raise' or 'peer', not {on_mismatch!r}")
+        check_flags(existsok=existsok, shared_init=shared_init, compilable=compilable, consolidated=consolidated)
+        if auto_cleanup is not None:
+            check_flags(auto_cleanup=auto_cleanup)
+        check_number(init_timeout, "init_timeout", 0.0)
         if shared_init and compilable:
             raise InvalidStateError("shared_init and compilable cannot be combined: a compiled program takes no lock")
         if write_buffer and shared_init:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tdstore.arguments import check_flags
 from tdstore.rl.storages.lazy import LazyStorage
 from tdstore.rl.storages.tabular import OnMismatch
 from tdstore.rl.types import PathLike
@@ -84,6 +85,7 @@ class LazyTensorStorage(LazyStorage):
         cleanup_memmap: bool = True,
         on_mismatch: OnMismatch = "raise",
     ) -> None:
+        check_flags(shared_init=shared_init, cleanup_memmap=cleanup_memmap)
         # What several processes share lies in shared memory: files of a folder that has no disk behind it.
         super().__init__(
             max_size, "shared" if shared_init else None, device="cpu" if shared_init else device, ndim=ndim,

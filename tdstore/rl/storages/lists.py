@@ -18,7 +18,7 @@ from torch import Tensor
 
 import tdstore
 from tdstore import NonTensorStack
-from tdstore.arguments import as_device
+from tdstore.arguments import as_device, check_flags
 from tdstore.errors import (
     BatchSizeError,
     InvalidArgumentError,
@@ -67,6 +67,7 @@ class ListStorage(Storage):
         self, max_size: int | None = None, *, compilable: bool = False, device: DeviceLike | None = None
     ) -> None:
         super().__init__()
+        check_flags(compilable=compilable)
         if max_size is not None and (isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1):
             raise InvalidArgumentError(f"max_size is a number of objects, at least 1, or None, not {max_size!r}")
         self.max_size = _UNLIMITED if max_size is None else max_size

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import tdstore
-from tdstore.arguments import check_int, check_number
+from tdstore.arguments import check_flags, check_int, check_number
 from tdstore.errors import EmptyBufferError, InvalidArgumentError, InvalidTypeError, OutOfRangeError
 from tdstore.rl.storages import LazyStorage
 from tdstore.rl.transitions.conversion import to_torch_tensor
@@ -76,6 +76,7 @@ class RolloutBuffer:
         check_int(num_envs, "num_envs")
         check_number(gamma, "gamma")
         check_number(gae_lambda, "gae_lambda")
+        check_flags(use_gae=use_gae)
         if num_envs < 1:
             raise InvalidArgumentError(f"num_envs is at least 1, not {num_envs}")
         self.capacity, self.num_envs = capacity, num_envs

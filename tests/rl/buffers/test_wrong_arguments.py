@@ -20,12 +20,16 @@ from tdstore.errors import (
     UnknownBackendError,
 )
 from tdstore.rl import (
+    LazyMemmapStorage,
     LazyStorage,
     LazyTensorStorage,
+    ListStorage,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    RandomSampler,
     ReplayBuffer,
     Sampler,
+    SamplerEnsemble,
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
@@ -159,6 +163,42 @@ def test_flags_of_samplers_are_true_or_false(name: str, value: object) -> None:
 def test_flags_of_buffers_are_true_or_false() -> None:
     with pytest.raises(InvalidTypeError, match="^pin_memory must be True or False"):
         ReplayBuffer(pin_memory="cuda")  # type: ignore[arg-type]
+
+
+STORAGE_FLAGS: dict[str, Callable[..., object]] = {
+    "existsok": lambda **flags: LazyMemmapStorage(4, **flags),
+    "shared_init": lambda **flags: LazyStorage(4, **flags),
+    "auto_cleanup": lambda **flags: LazyMemmapStorage(4, **flags),
+    "compilable": lambda **flags: ListStorage(4, **flags),
+    "consolidated": lambda **flags: LazyTensorStorage(4, **flags),
+    "cleanup_memmap": lambda **flags: LazyTensorStorage(4, **flags),
+    "shared": ReplayBuffer,
+    "delayed_init": ReplayBuffer,
+    "sample_from_all": lambda **flags: SamplerEnsemble(RandomSampler(), **flags),
+    "use_gpu": lambda **flags: SliceSampler(slice_len=2, **flags),
+}
+
+
+@pytest.mark.parametrize("value", ["no", 1, torch.ones(2)])
+@pytest.mark.parametrize("name", STORAGE_FLAGS)
+def test_flags_of_storages_and_buffers_are_true_or_false(name: str, value: object) -> None:
+    with pytest.raises(InvalidTypeError, match=f"^{name} must be True or False"):
+        STORAGE_FLAGS[name](**{name: value})
+
+
+@pytest.mark.parametrize("make", [LazyStorage, LazyMemmapStorage, LazyTensorStorage])
+def test_flags_of_lazy_storages_are_true_or_false(make: Callable[..., object]) -> None:
+    for name in ("shared_init", "compilable"):
+        with pytest.raises(InvalidTypeError, match=f"^{name} must be True or False"):
+            make(4, **{name: "no"})
+    with pytest.raises(InvalidArgumentError, match="ndim"):
+        make(4, ndim=True)
+
+
+@pytest.mark.parametrize(("value", "error"), [("long", InvalidTypeError), (-1.0, InvalidArgumentError)])
+def test_the_time_that_a_reader_waits_is_a_number_of_seconds(value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="init_timeout"):
+        LazyStorage(4, init_timeout=value)
 
 
 @pytest.mark.parametrize("name", ["traj_key", "end_key", "init_key", "truncated_key"])

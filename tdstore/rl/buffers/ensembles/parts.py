@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Self, overload
 
 import torch
 
+from tdstore.arguments import check_flags
 from tdstore.errors import InvalidArgumentError, InvalidStateError, StateDictError
 from tdstore.rl.buffers.checkpoints import (
     Action,
@@ -239,6 +240,7 @@ class SamplerEnsemble(Ensemble, Sampler):
         self, *samplers: Any, p: Any = None, sample_from_all: bool = False, num_buffer_sampled: int | None = None
     ) -> None:
         Sampler.__init__(self)
+        check_flags(sample_from_all=sample_from_all)
         self._parts = samplers
         if p is not None and sample_from_all:
             raise InvalidStateError("give one of p and sample_from_all")
