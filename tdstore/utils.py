@@ -14,6 +14,9 @@ from tdstore.container.core.paths import (
     unravel_key_to_tuple,
 )
 from tdstore.container.core.paths import unravel_key as unravel_keys
+from tdstore.container.core.paths import (
+    unravel_key_to_tuple as _unravel_key_to_tuple,  # noqa: F401 - torchrl and BenchMARL import this name
+)
 from tdstore.container.display.options import get_printoptions, set_printoptions
 from tdstore.container.functions.broadcast import expand_as_right, expand_right
 from tdstore.container.functions.compare import assert_allclose_td, assert_close

@@ -51,7 +51,7 @@ ROWS: list[str] = [
     "convert/ modules/",
     "tensordicts/",
     "tensorclass/",
-    "interop base functional memmap nn persistent utils",
+    "interop base functional memmap nn persistent tensordict utils",
     "cli testing/",
     "__init__ __main__",
     "data/ dcp/ rl/",

@@ -1,7 +1,8 @@
 """What other libraries import from `tensordict`, read from their sources by `ast`.
 
-From the released torchrl 0.14.1, AgileRL 2.58.0 and verl 0.9.1, their examples and tests as far as the wheels have
-them, and what the documentation of `tensordict` names beside. A name without its module is one of the top level.
+From the released torchrl 0.14.1, AgileRL 2.58.0, verl 0.9.1, rl4co 0.7.0, BenchMARL 1.5.2 and rsl_rl 5.5.1, their
+examples and tests as far as the releases have them, and what the documentation of `tensordict` names beside. A name
+without its module is one of the top level.
 """
 
 from __future__ import annotations
@@ -37,7 +38,14 @@ IMPORTS: dict[str, dict[str, str]] = {
         "TensorClass from_dataclass is_non_tensor": "torchrl",
         "MetaData is_tensorclass tensorclass": "documentation",
     },
+    "tensordict.tensordict": {
+        "TensorDict": "rl4co",
+        "LazyStackedTensorDict MemoryMappedTensor NO_DEFAULT NestedKey TensorDictBase": "public there",
+        "assert_allclose_td dense_stack_tds expand_as_right expand_right is_tensor_collection": "public there",
+        "is_tensorclass make_tensordict merge_tensordicts pad pad_sequence": "public there",
+    },
     "tensordict.utils": {
+        "_unravel_key_to_tuple": "torchrl, BenchMARL",
         "Buffer NestedKey expand_as_right expand_right is_non_tensor is_seq_of_nested_key": "torchrl",
         "is_tensorclass logger set_lazy_legacy unravel_key print_directory_tree": "torchrl",
         "assert_allclose_td assert_close isin remove_duplicates LinkedList is_nested_key": "documentation",
@@ -68,7 +76,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "tensordict._tensorcollection: TensorCollection",
         "tensordict.base: _ACCEPTED_CLASSES _NESTED_TENSORS_AS_LISTS _default_is_leaf",
         "tensordict.utils: _getitem_batch_size _is_non_tensor _is_tensorclass _maybe_correct_neg_dim _shape"
-        " _unravel_key_to_tuple _zip_strict",
+        " _zip_strict",
     ),
 }
 
