@@ -223,7 +223,8 @@ for name, change in {"values": lambda td: td + 1, "dtype": lambda td: td.to(torc
 
     case(f"close fails by {name}", fails)
 
-for i, key in enumerate(["a", ("a",), ("a", "b"), (("a", "b"), "c"), ("a", ("b", ("c",))), (), "", None]):
+INDICES = [(0,), (slice(1), ..., None), ("a", 0), ("a", ("b", 1)), 0, [0], ...]
+for i, key in enumerate(["a", ("a",), ("a", "b"), (("a", "b"), "c"), ("a", ("b", ("c",))), (), "", None, *INDICES]):
     case(f"unravel_key {i}", lambda M, k=key: M.unravel_key(k))
 for i, keys in enumerate([["a", ("b",)], ("a", ("b", "c")), [], (), "abc", [3]]):
     case(f"unravel_key_list {i}", lambda M, k=keys: M.unravel_key_list(k))

@@ -29,14 +29,21 @@ def entry_path(key: NestedKey) -> Path:
 def unravel_key(key: NestedKey) -> str | Path:
     """Flatten a nested key: return a string if it has one part, else a tuple.
 
+    A tuple that is an index, or partly one, is no key and gives an empty tuple.
+
     Raises:
-        TypeError: not a string or a (nested) tuple of strings.
+        InvalidKeyError: neither a string nor a tuple.
 
     Example:
-        >>> unravel_key(("a", ("b", ("c",)))), unravel_key(("a",))
-        (('a', 'b', 'c'), 'a')
+        >>> unravel_key(("a", ("b", ("c",)))), unravel_key(("a",)), unravel_key((0, slice(3)))
+        (('a', 'b', 'c'), 'a', ())
     """
-    path = unravel(key)
+    try:
+        path = unravel(key)
+    except InvalidKeyError:
+        if isinstance(key, tuple):  # torchrl indexes its specs with what this function says is no key
+            return ()
+        raise
     return path[0] if len(path) == 1 else path
 
 
