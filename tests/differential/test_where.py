@@ -46,6 +46,28 @@ td = TensorDict({"a": torch.zeros(3)}, [3])
 out = TensorDict({}, [3])
 td.empty().where(torch.tensor([True, False, True]), td, out=out)
 ---
+x, y = torch.zeros(3), torch.zeros(3)
+td, other = (TensorDict({"a": t, "n": {"b": t + 1}}, [3]) for t in (x, torch.ones(3)))
+nested, before = td["n"], td["n", "b"]
+td.where(torch.tensor([True, False, True]), other, out=td, pad=0)
+[x, before, td["a"], td["n", "b"], td["n"] is nested]
+---
+x = torch.zeros(3)
+td, out = TensorDict({"a": x + 1}, [3]), TensorDict({"a": x}, [3])
+r = td.where(torch.tensor([True, False, True]), td + 1, out=out)
+[r is out, x, out["a"]]
+---
+x = torch.zeros(3)
+td, out = TensorDict({"a": x + 1}, [3]), lazy_stack([TensorDict({"a": t}) for t in x.unbind()])
+td.where(torch.tensor([True, False, True]), 5.0, out=out)
+[x, out["a"]]
+---
+x = torch.ones(3, requires_grad=True)
+out = TensorDict({"a": torch.zeros(3)}, [3])
+TensorDict({"a": x}, [3]).where(torch.tensor([True, False, True]), 5.0, out=out)
+out["a"].sum().backward()
+x.grad
+---
 @tensorclass
 class C:
     a: torch.Tensor = None

@@ -60,7 +60,7 @@ def test_results_into_what_is_there() -> None:
         lambda out: td.clamp(0.1, 0.2, out=out),
         lambda out: td.norm(out=out),
         lambda out: td.logsumexp(0, out=out),
-        lambda out: td.where(torch.ones(4, 2, dtype=torch.bool), other, out=out),
+        lambda out: td.where(torch.ones(4, 2, dtype=torch.bool), other, out=out if out is None else out.lock_()),
     ):
         want = fn(None)
         out = want.clone().zero_()

@@ -37,14 +37,18 @@ def check_trees(others: Sequence[object], out: object = None) -> None:
         target._check_all_writable()
 
 
+def keeps_leaves(out: Any) -> bool:
+    """Return whether a container is locked, or has its leaves in files or in shared memory."""
+    return bool(out.is_locked or out.is_memmap() or (out.is_shared() and not out.is_cuda))
+
+
 def writes_in_place(out: Any, made: Any) -> bool:
     """Return whether results are written into the leaves of a container, instead of becoming its leaves.
 
-    A locked container and one whose leaves are in files or in shared memory keep their leaves; a stored one keeps
-    leaves that have the shapes and dtypes of the results.
+    Those of `keeps_leaves` do, and a stored one does where its leaves have the shapes and dtypes of the results.
     """
     out = unwrap(out)
-    if out.is_locked or out.is_memmap() or (out.is_shared() and not out.is_cuda):
+    if keeps_leaves(out):
         return True
     if not isinstance(out, Container._stored_class):
         return False

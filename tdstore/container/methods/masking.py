@@ -12,6 +12,7 @@ from tdstore.container.core.container import Container, EntrySource
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.functions.broadcast import expanded_as, uneven, widened
+from tdstore.container.methods.apply import keeps_leaves
 from tdstore.container.storage.block_writer import into, rows_of
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.errors import BatchSizeError, InvalidTypeError, KeyNotFoundError, UnsupportedError
@@ -110,8 +111,9 @@ class MaskingMixin(Container):
         Args:
             condition: a bool tensor, of the batch size or of its leading dimensions.
             other: a TensorDict, a tensor or a number.
-            out: a TensorDict to write the result into, wherever its data is: in blocks of rows of bounded memory, so
-                that none of the three has to fit in memory. Without it the result is in memory.
+            out: a TensorDict that takes the result. One in memory gets new tensors, a locked one keeps its own. In
+                files and shared memory the result is written in blocks of rows of bounded memory, so that none of the
+                three has to fit in memory. Without it the result is in memory.
             pad: a number to use for entries that one side lacks.
             update_batch_size: whether `out` adopts this batch size.
 
@@ -129,12 +131,15 @@ class MaskingMixin(Container):
             check_container(out, "out")
         if update_batch_size and out is not None:
             out.batch_size = self.batch_size
-        if out is not None and pad is None and self._where_into(condition, other, out):
-            found: Self = out
-            return found
-        made = self._chosen(condition, other, pad)
-        result: Self = made if out is None else out.update(made, inplace=True)
-        return result
+        if out is None:
+            made: Self = self._chosen(condition, other, pad)
+            return made
+        # In memory, another TensorDict may show the tensors of `out`: they are replaced, as by `apply(out=)`.
+        inplace = isinstance(out, self._stored_class) or keeps_leaves(unwrap(out))
+        if inplace and pad is None and self._where_into(condition, other, out):
+            return out
+        written: Self = out.update(self._chosen(condition, other, pad), inplace=inplace)
+        return written
 
     def _chosen(self, condition: Tensor, other: Any, pad: Any) -> Any:
         """Compute the result of `where` in memory."""

@@ -161,7 +161,8 @@ def test_out_is_written(place, tmp_path):
             out = out.memmap(tmp_path / name)
         elif place == "h5":
             out = out.save(tmp_path / f"{name}.h5")
-        kept = out["a"] if place != "h5" else None
+        replaced = place == "h5" or (place, name) == ("TensorDict", "where")  # as by `apply(out=)`
+        kept = None if replaced else out["a"]
         assert make(out) is out
         assert content(out) == content(want), name
         assert kept is None or torch.equal(kept, want["a"]), name
