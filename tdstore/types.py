@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import EllipsisType
-from typing import IO, Any, Literal, SupportsIndex
+from typing import IO, TYPE_CHECKING, Any, Literal, SupportsIndex
 
 import numpy as np
 import torch
@@ -21,8 +21,26 @@ from tdstore.errors import InvalidArgumentError
 Path = tuple[str, ...]
 """A leaf's or group's place: `("next", "obs")`; `()` is the root."""
 
-NestedKey = str | tuple[Any, ...]
-"""A key as users write it: a string or a (nested) tuple of strings."""
+
+def is_key(index: Any) -> bool:
+    """Check whether a subscript is a key (a string, or a nested tuple of strings) and not a batch index."""
+    kind = type(index)
+    if kind is tuple:
+        return len(index) > 0 and all(map(is_key, index))  # torch 2.11 traces no `bool` of a tuple
+    return kind is str or isinstance(index, str)
+
+
+if TYPE_CHECKING:
+    NestedKey = str | tuple[Any, ...]
+else:
+
+    class _KeyType(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return is_key(instance)
+
+    class NestedKey(metaclass=_KeyType):
+        """A key as users write it: a string or a (nested) tuple of strings, as `isinstance(key, NestedKey)` checks."""
+
 
 Entry = Any
 """An entry as `td[key]` returns it: a tensor, a nested TensorDict, or a value that is not a tensor. Which of these it

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import string
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tdstore import NestedKey
 from tdstore.keys import (
     MAX_NAME_BYTES,
     decode_file_name,
@@ -252,3 +254,13 @@ def test_names_taken_already_are_left_alone():
 def test_ordinary_keys_are_plain():
     for key in ("observation", "next", "reward_1", "a-b", string.ascii_letters, "x.y.z"):
         assert encode_file_name(key) == key == encode_file_name(key, group=True)
+
+
+def test_a_key_is_an_instance_of_nested_key():
+    """torchrl's losses ask so whether an argument is one key or several."""
+    keys = ["a", "", ("a",), ("a", ("b", "c")), Shout("red")]
+    assert all(isinstance(key, NestedKey) for key in keys)
+    others = [(), ["a"], 1, None, ("a", 1), (["a"],), ("a", ()), b"a", slice(1), ...]
+    assert not any(isinstance(other, NestedKey) for other in others)
+    assert isinstance(1, (NestedKey, int)) and isinstance("a", NestedKey | None)
+    assert pickle.loads(pickle.dumps(list[NestedKey])) == list[NestedKey]

@@ -17,7 +17,7 @@ from tdstore import errors, pickling
 from tdstore.arguments import refuse_type
 from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.locks import LOCKED
-from tdstore.container.core.paths import entry_path, is_key
+from tdstore.container.core.paths import entry_path
 from tdstore.container.core.tensorclasses import Typed, maker_of, register, resolve_class, stamp, unwrap
 from tdstore.container.display.text import class_text
 from tdstore.container.functions import torch_functions
@@ -45,7 +45,7 @@ from tdstore.tensorclass.static import Fields, Surface
 from tdstore.tensorclass.surface import OnClass, again, flatten, install, late, unflatten
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.resident.tensordict import TensorDict
-from tdstore.types import DeviceLike, Entry, IndexType, NamesLike, NestedKey, SizeLike
+from tdstore.types import DeviceLike, Entry, IndexType, NamesLike, NestedKey, SizeLike, is_key
 
 if TYPE_CHECKING:
     from typing import Never

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tdstore.container.core.container import GROUP, Container
-from tdstore.container.core.paths import entry_path, is_key
+from tdstore.container.core.paths import entry_path
 from tdstore.container.core.tensorclasses import Typed
 from tdstore.convert.objects.pytree import MARK
 from tdstore.errors import InvalidArgumentError, UnknownFieldError
 from tdstore.tensordicts.base import TensorDictBase
+from tdstore.types import is_key
 
 
 def _closed(hint: Any) -> bool:

@@ -10,11 +10,10 @@ from typing import Annotated, Any, TypeVar, Union
 from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, Container
-from tdstore.container.core.paths import is_key
 from tdstore.container.core.tensorclasses import Typed, unwrap
 from tdstore.errors import InvalidArgumentError
 from tdstore.tensorclass.fields import resolved
-from tdstore.types import Path, path_text
+from tdstore.types import Path, is_key, path_text
 
 T = TypeVar("T", bound=Typed)
 Dims = tuple[int | str, ...]

@@ -8,7 +8,6 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self, get_origin, overload
 
 from tdstore.container.core.container import Container
-from tdstore.container.core.paths import is_key
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.errors import InvalidTypeError
 from tdstore.tensorclass.base import TensorClass
@@ -19,7 +18,7 @@ from tdstore.tensorclass.surface import again, forwarded, forwarded_unwrapped
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
 from tdstore.tensordicts.resident.tensordict import TensorDict
-from tdstore.types import DeviceLike, NamesLike, SizeLike
+from tdstore.types import DeviceLike, NamesLike, SizeLike, is_key
 
 _OPTIONAL = re.compile(r"(\w+\.)*NotRequired\[")
 

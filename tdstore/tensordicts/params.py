@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from tdstore import pickling
 from tdstore.container.core.container import Container, EntrySource
 from tdstore.container.core.key_views import IsLeaf
-from tdstore.container.core.paths import is_key
 from tdstore.container.core.tensorclasses import class_of, rewrap, unwrap
 from tdstore.container.display.text import text
 from tdstore.container.methods.access import AS_SET
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import InvalidTypeError, KeyExistsError, UnsupportedError, UntrustedDataError
 from tdstore.tensordicts.resident.indexing import IndexedTree
-from tdstore.types import Entry, IndexType, Names, NestedKey, Path
+from tdstore.types import Entry, IndexType, Names, NestedKey, Path, is_key
 
 _unhindered = torch.no_grad()
 """For in-place writes into parameters, which torch refuses while gradients are on."""

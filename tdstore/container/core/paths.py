@@ -7,15 +7,7 @@ from typing import Any
 
 from tdstore.errors import InvalidKeyError, InvalidTypeError
 from tdstore.keys import unravel
-from tdstore.types import NestedKey, Path
-
-
-def is_key(index: Any) -> bool:
-    """Check whether a subscript is a key (a string, or a nested tuple of strings) and not a batch index."""
-    kind = type(index)
-    if kind is tuple:
-        return len(index) > 0 and all(map(is_key, index))  # torch 2.11 traces no `bool` of a tuple
-    return kind is str or isinstance(index, str)
+from tdstore.types import NestedKey, Path, is_key
 
 
 def entry_path(key: NestedKey) -> Path:

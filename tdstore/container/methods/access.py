@@ -13,10 +13,10 @@ from torch import Tensor
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.defaults import get_defaults_to_none
 from tdstore.container.core.key_views import IsLeaf, ItemsView, KeysView, ValuesView, walk
-from tdstore.container.core.paths import entry_path, is_key
+from tdstore.container.core.paths import entry_path
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.errors import NoRowsError, NotAGroupError, NotAKeyError
-from tdstore.types import Entry, IndexType, NestedKey, Path, path_text
+from tdstore.types import Entry, IndexType, NestedKey, Path, is_key, path_text
 
 
 class _NoDefault(Enum):  # torch.compile takes the members of an enum for constants

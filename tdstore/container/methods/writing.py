@@ -13,7 +13,7 @@ from tdstore import errors
 from tdstore.arguments import tensor_for
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container, EntrySource
 from tdstore.container.core.key_views import IsLeaf, walk
-from tdstore.container.core.paths import entry_path, is_key
+from tdstore.container.core.paths import entry_path
 from tdstore.container.core.tensorclasses import class_of, rewrap
 from tdstore.container.entries.nested_tensors import leaf_shape
 from tdstore.container.functions.uneven_stacks import differs, merged
@@ -33,7 +33,7 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.index.index_terms import as_terms, reaches_past, spelled_out
 from tdstore.index.selection import index_shape
 from tdstore.keys import key_text
-from tdstore.types import Entry, IndexType, NestedKey, Path, path_text
+from tdstore.types import Entry, IndexType, NestedKey, Path, is_key, path_text
 
 
 class WritingMixin(Container):

@@ -12,7 +12,6 @@ from torch import Tensor
 from tdstore.arguments import tensor_for
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.dim_names import extend_names, names_below, names_or_none
-from tdstore.container.core.paths import is_key
 from tdstore.container.core.tensorclasses import class_of, kind_of, unwrap
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.methods.apply import check_trees
@@ -40,7 +39,7 @@ from tdstore.tensordicts.persistent.row_expansion import (
     rows_below,
     widened,
 )
-from tdstore.types import LeafSpec, Names, Path, Read, Write, path_text
+from tdstore.types import LeafSpec, Names, Path, Read, Write, is_key, path_text
 
 
 class StoredWrites(StoredTree):

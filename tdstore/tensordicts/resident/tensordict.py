@@ -18,7 +18,7 @@ from tdstore.container.core.container import Container, EntrySource
 from tdstore.container.core.dim_names import as_names
 from tdstore.container.core.key_views import FirstKeys, IsLeaf, LeafKeys, NestedKeys, SortedKeys, signature_of
 from tdstore.container.core.locks import LOCKED, READONLY
-from tdstore.container.core.paths import entry_path, is_key
+from tdstore.container.core.paths import entry_path
 from tdstore.container.core.tensorclasses import Typed, unwrap
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.methods.access import AS_SET, NO_DEFAULT, AccessMixin
@@ -29,7 +29,7 @@ from tdstore.errors import ArgumentKindError, InvalidArgumentError, KeyNotFoundE
 from tdstore.index.shapes import as_size
 from tdstore.tensordicts.resident.entry_access import EntryTree
 from tdstore.tensordicts.resident.write_checks import check_copies, copy_all, same_value
-from tdstore.types import DeviceLike, Entry, IndexType, Names, NamesLike, NestedKey, SizeLike
+from tdstore.types import DeviceLike, Entry, IndexType, Names, NamesLike, NestedKey, SizeLike, is_key
 
 
 class TensorDict(EntryTree):
