@@ -317,13 +317,16 @@ class Arena:
         return generation
 
     def _records(self) -> list[tuple[int, int, int, int, int] | None]:
-        size = os.fstat(self.fd).st_size
         found: list[tuple[int, int, int, int, int] | None] = []
         for at in _RECORDS:
+            if not self.words[at // 8]:  # generation 0: nothing was committed there yet
+                found.append(None)
+                continue
+            size = os.fstat(self.fd).st_size
             raw = self.head[at : at + _RECORD.size + 4].tobytes()
             record = _RECORD.unpack_from(raw)
-            generation, offset, length, room, _ = record
-            intact = _crc(raw[:-4]) == raw[-4:] and generation > 0
+            _, offset, length, room, _ = record
+            intact = _crc(raw[:-4]) == raw[-4:]
             if intact and not (offset >= START and length <= min(room, MAX_BYTES) and offset + room <= size):
                 raise CorruptStoreError(
                     f"the catalogue of {self.url} should be {length} bytes at {offset}, beyond its {size} bytes",

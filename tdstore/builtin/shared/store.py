@@ -274,12 +274,17 @@ class SharedStore(TensorStore):
             self._put_entry(path, entry, leaf)
 
     def _write(self, wanted: Sequence[tuple[Tensor, Write]]) -> None:
+        # Rows that no other process can see need no dirty marker.
+        offsets = [0 if self._is_fresh(w) else self._entries[w.path].offset for _, w in wanted]
+        if not any(offsets):
+            for leaf, w in wanted:
+                put(leaf, w.index, w.value)
+            return
         words = self._arena.words
         mark = self._marks.take()
         try:
-            for leaf, w in wanted:
-                # Rows that no other process can see need no dirty marker.
-                words[mark] = 0 if self._is_fresh(w) else self._entries[w.path].offset
+            for (leaf, w), offset in zip(wanted, offsets, strict=True):
+                words[mark] = offset
                 put(leaf, w.index, w.value)
         finally:
             self._marks.give(mark)
@@ -343,13 +348,15 @@ class SharedStore(TensorStore):
             self._leaves[path][: len(leaf)] = leaf
 
     def _is_fresh(self, w: Write) -> bool:
-        rows = w.index[0] if w.index else None
+        rows = w.index[0] if w.index else slice(0, 0)
         return self._staged and isinstance(rows, slice) and self._is_ours(w.path, rows.start)
 
     def _is_ours(self, path: Path, rows: int) -> bool:
         """Check whether no other process can have seen the rows of a leaf from `rows` on: they were never committed."""
         committed = self._arena.catalogue().entries.get(path)
-        return committed is None or committed.offset != self._entries[path].offset or committed.shape[0] <= rows
+        if committed is None or committed.offset != self._entries[path].offset:
+            return True
+        return bool(committed.shape) and committed.shape[0] <= rows
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
         """Report leaves whose writer was killed in the middle of a write. There are no checksums of live memory."""

@@ -158,6 +158,25 @@ def test_a_write_that_raises_leaves_no_mark(monkeypatch):
     assert store.verify() == [] and not store._arena.words[arena_module.SLOTS_AT // 8 + 3]
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (4,), (2, 3)])
+def test_leaves_that_nobody_has_seen_are_written_without_a_mark_and_others_with_one(shape, monkeypatch):
+    def writer_slots():
+        first = arena_module.SLOTS_AT // 8
+        return [int(word) for word in store._arena.words[first : first + 4]]
+
+    store = open_shared()
+    store.create({("new",): LeafSpec(shape, "float32")})
+    store.write([Write(("new",), (), torch.ones(shape))])
+    assert writer_slots() == [0, 0, 0, 0]
+    assert torch.equal(store.view(("new",)), torch.ones(shape))
+    store.save_header(Header({(): Group(torch.Size([]))}))
+    seen = []
+    monkeypatch.setattr("tdstore.builtin.shared.store.put", lambda *arguments: seen.append(writer_slots()))
+    store.write([Write(("new",), (), torch.zeros(shape))])
+    assert [slot[3] for slot in seen] == [store._entries["new",].offset]
+    assert writer_slots()[0] == os.getpid()
+
+
 def test_a_stopped_holder_of_the_lock_is_told(shm):
     store = made("shm://x")
     other = open_shared("shm://x", mode="r+", lock_timeout=0.05)
