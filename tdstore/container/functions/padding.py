@@ -219,7 +219,7 @@ def unpad_sequence(padded: Any, mask: Tensor | Container | None = None, *, pad_d
         raise refuse_type("mask", "a tensor or a TensorDict", mask)
     tensorclass, rows = class_of(unwrap(padded)), td.batch_size[0]
     if not rows:
-        return lazy_stack([Container._resident_class(batch_size=td.batch_size[1:])])[:0]
+        return lazy_stack([Container._resident_class(batch_size=td.batch_size[1:])]).split([0, 1])[0]
     if isinstance(mask, Tensor) and (mask.ndim != 2 or len(mask) != rows):
         raise InvalidArgumentError(f"a mask of all entries has the shape [{rows}, longest], not {[*mask.shape]}")
     of_all = _runs(mask, ("mask",)) if isinstance(mask, Tensor) else None

@@ -179,6 +179,25 @@ def places(td: Any) -> set[object]:
     return found
 
 
+def without_rows(tds: Sequence[Any], first: Any, place: int, shape: Sequence[int], name: str | None) -> Container:
+    """Return what an index gives that selects no element: no rows of the entries that all have, as the first has them.
+
+    Args:
+        tds: the elements.
+        first: the part of the first element that the index takes.
+        place: where the dimensions of the index are in the result.
+        shape: their lengths.
+        name: of the dimension of the stack.
+    """
+    lacking = [key for key in first._first_keys() if any(td._kind(key) is None for td in tds[1:])]
+    first = first.exclude(*lacking) if lacking else first
+    none: Container = first.unsqueeze(place)._at((*(slice(None),) * place, slice(0, 0)))
+    if name is not None:
+        none.names = [name if dim == place else old for dim, old in enumerate(none.names)]
+    batch = none.batch_size
+    return none if len(shape) == 1 else none.reshape(*batch[:place], *shape, *batch[place + 1 :])
+
+
 def copy_of_selected(td: Container) -> Container:
     """Copy an element that a mask selects, as torch does; one that is stored stays a window."""
     if isinstance(td, Container._stack_class):

@@ -30,7 +30,7 @@ from tdstore.index.shapes import as_dim
 from tdstore.keys import key_text
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.lazystack.batch_read import residents, with_common_keys
-from tdstore.tensordicts.lazystack.parts import copy_of_selected, merged_size
+from tdstore.tensordicts.lazystack.parts import copy_of_selected, merged_size, without_rows
 from tdstore.tensordicts.lazystack.routing import Route, positions, route, unravel
 from tdstore.tensordicts.resident.locked_facts import may_keep
 from tdstore.tensordicts.resident.store_backed import BindingMixin
@@ -367,8 +367,10 @@ class LazyTree(TensorDictBase):
         if isinstance(found.rows, int):
             return self._cut(self._tds[found.rows], found)
         elements = self._elements_at(found.rows.flatten().tolist(), found)
-        empty_batch_size = () if elements else index_shape(self._inner, found.rest)
         name = self._dim_name if found.rows.ndim == 1 else None
+        if not elements and self._tds and isinstance(unwrap(self._tds[0]), self._resident_class):
+            return without_rows(self._tds, self._cut(self._tds[0], found), found.place, found.rows.shape, name)
+        empty_batch_size = () if elements else index_shape(self._inner, found.rest)
         return self._nest(elements, found.rows.shape, found.place, empty_batch_size, name)
 
     def _quick_rows(self, index: Any) -> Any:

@@ -387,3 +387,17 @@ def test_copies_of_stacks_compile_as_one_graph() -> None:
     td = stack()
     torch.compile(lambda t: t.update_(t + 1), backend="eager", fullgraph=True)(td)
     assert torch.equal(td["a"], dense()["a"] + 1) and torch.equal(td["n", "b"], dense()["n", "b"] + 1)
+
+
+@pytest.mark.parametrize(
+    "index", [slice(0, 0), [], torch.tensor([], dtype=torch.int64), torch.zeros(3, dtype=torch.bool)]
+)
+def test_no_rows_have_the_entries_that_all_elements_have(index):
+    elements = [TensorDict({"a": torch.zeros(2, i), "n": {"b": torch.zeros(2)}, "t": "x"}, [2]) for i in range(3)]
+    elements[0]["only here"] = torch.zeros(2)
+    stack = tdstore.lazy_stack(elements)
+    stack.names = ["time", None]
+    found = stack[index]
+    assert (found.batch_size, found["a"].shape, found["n", "b"].shape) == ((0, 2), (0, 2, 0), (0, 2))
+    assert ("only here" in found, found.names) == (False, ["time", None])
+    assert tdstore.lazy_stack(elements, 1)[:, index].batch_size == (2, 0)
