@@ -37,6 +37,7 @@ from tdstore.registry import split_scheme
 from tdstore.store import Cap
 from tdstore.storekit import accept_dirty, refusals
 from tdstore.storekit.files import SAFE, io_errors
+from tdstore.threads import without_interrupts
 from tdstore.types import Fault, LeafSpec, Mode, Path, Recover, Write
 
 ANONYMOUS = "shm://"
@@ -422,7 +423,11 @@ class SharedStore(TensorStore):
         with self._arena.locked(self._timeout):
             if self._arena.generation() != self._generation:
                 raise self._overtaken()
-            self._generation = self._arena.commit(data)
+            self._publish(data, header)
+
+    @without_interrupts
+    def _publish(self, data: bytes, header: Header) -> None:
+        self._generation = self._arena.commit(data)
         self._header = header
         self._committed = dict(self._entries)
         self._staged = False
