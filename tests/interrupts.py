@@ -132,6 +132,16 @@ def update(td: Any) -> None:
     td.update_({"a": torch.full((4, 3), 9.0), "n": {"b": torch.full((4,), 9)}})
 
 
+def write_rows(td: Any) -> None:
+    """Write two rows that a list names."""
+    td[[1, 3]] = TensorDict({"a": torch.full((2, 3), 9.0), "n": {"b": torch.full((2,), 9)}, "t": ["x", "y"]}, [2])
+
+
+def write_new_rows(td: Any) -> None:
+    """Write two rows, one entry of which is new."""
+    td[[1, 3]] = TensorDict({"a": torch.full((2, 3), 9.0), "n": {"b": torch.full((2,), 9)}, "new": torch.ones(2)}, [2])
+
+
 def shown(td: Any) -> dict[Any, list[Any]]:
     """Return all columns, of one length."""
     columns = {key: list(td[key]) if key == "t" else td[key].tolist() for key in td.keys(True, True)}
@@ -167,3 +177,28 @@ def sweep(make: Callable[[], str], change: Callable[[Any], object], within: set[
         with tdstore.open(place, "r+") as td:
             assert shown(td) == now, number
     return places
+
+
+def sweep_version(make: Callable[[], str], within: set[str]) -> None:
+    """Interrupt a commit that makes a version: there is one with what was written, or none; and the program goes on."""
+
+    def written(place: str) -> Any:
+        td = tdstore.open(place, "r+")
+        td.set_at_("a", torch.full((3,), 9.0), 1)
+        return td
+
+    with written(make()) as td:
+        places = interrupted(partial(td.commit, message="nine"), sys.maxsize, within)
+    assert places > 10
+    for number in range(1, places + 1, -(-places // 30)):
+        place = make()
+        with written(place) as td:
+            assert interrupted(partial(td.commit, message="nine"), number, within) == number
+            made = [version.message for version in tdstore.versions(place)]
+            assert made in ([], ["nine"]), number
+            with tdstore.open(place) as found:
+                assert (found["a"][1].tolist() == [9, 9, 9]) == bool(made), number
+            td.set_at_("a", torch.full((3,), 8.0), 2)
+        assert [version.message for version in tdstore.versions(place)] == made, number
+        with tdstore.open(place) as found:
+            assert found["a"][1:3, 0].tolist() == [9, 8], number

@@ -42,7 +42,8 @@ class RepositoryPlace(Place):
         self._writing = False
         self._exclusive = False
         self._root = b""
-        self._version: tuple[str, Header] | None = None
+        self.version: tuple[str, Header] | None = None
+        """Message and header, if the next commit is a version."""
         self.engine = SessionLog(SessionEngine(self.url, self._reading()))
 
     @classmethod
@@ -116,7 +117,7 @@ class RepositoryPlace(Place):
     def take(self) -> None:
         """Begin a session of the branch, if nobody has committed since the root was read."""
         self.location.enter()
-        if self._writing:
+        if self._writing and not self.engine.base.session.read_only:  # Ctrl-C may come between a commit and `release`
             return
         with icechunk_errors(self.url, "opening"):
             session = self.repo.writable_session(MAIN)
@@ -148,8 +149,8 @@ class RepositoryPlace(Place):
         with icechunk_errors(self.url, "looking at"):
             before = self.repo.lookup_snapshot(self.base).metadata
             dropped = dropped_in(self.repo) if KEY in before else ()
-        metadata = following(before, self.base, self._version, self.engine.nbytes, dropped)
-        message = (self._version and self._version[0]) or "tdstore"
+        metadata = following(before, self.base, self.version, self.engine.nbytes, dropped)
+        message = (self.version and self.version[0]) or "tdstore"
         try:
             with self.location.committing(), icechunk_errors(self.url, "committing"):
                 self.base = self.engine.base.session.commit(message, metadata)
@@ -158,10 +159,6 @@ class RepositoryPlace(Place):
             raise
         self._root = data
         self.engine.ended()
-
-    def save_as(self, version: tuple[str, Header] | None) -> None:
-        """Make the next commit a version, by its message and header."""
-        self._version = version
 
     def publish(self, data: bytes, *, sync: bool) -> None:
         """Commit a new dataset: in place of what the branch had, or by making the new repository visible."""

@@ -152,11 +152,11 @@ class IcechunkStore(ZarrStore):
         with self._guard:
             self._check_writable()
             place = self._session.place
-            place.save_as((message, header))
             try:
+                place.version = message, header
                 self._save(header)
             finally:
-                place.save_as(None)
+                place.version = None
             return next(v for v in self.versions() if v.id == place.base)
 
     def versions(self) -> list[Version]:
