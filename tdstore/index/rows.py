@@ -247,7 +247,7 @@ def put_rows(
     dtype, on_cpu = leaf.dtype, leaf.is_cpu
     if value.dtype is not dtype or not ((on_cpu and value.is_cpu) or value.device == leaf.device):
         value = value.to(leaf.device, dtype)
-    elif (value._is_view() or leaf._is_view()) and value.untyped_storage()._cdata == leaf.untyped_storage()._cdata:
+    elif _share(leaf, value):
         value = value.clone()  # torch refuses some that lie over one another, others it reads as it writes
     if on_cpu and not rows.is_cpu:
         rows = check_rows(rows, len(leaf)).cpu()
@@ -262,6 +262,35 @@ def put_rows(
         scatter(leaf, (rows,), value)
     else:
         put(leaf, (rows,), value)
+
+
+def for_index_copy(pairs: Iterable[tuple[Tensor, Tensor]], rows: Tensor) -> list[tuple[Tensor, Tensor]] | None:
+    """Pair leaves with what `leaf.index_copy_(0, rows, value)` writes into them as `put_rows` would.
+
+    Args:
+        pairs: leaves, and values as those of `put_rows`.
+        rows: int64, checked.
+
+    Returns:
+        None if `put_rows` writes one of them in another way.
+    """
+    if not rows.is_cpu:
+        return None
+    ready = []
+    for leaf, value in pairs:
+        dtype = leaf.dtype
+        if not leaf.is_cpu or dtype not in COPIED_DTYPES or value.numel() > ONE_THREAD:
+            return None
+        if value.dtype is not dtype or not value.is_cpu:
+            value = value.to(leaf.device, dtype)
+        elif _share(leaf, value):
+            value = value.clone()
+        ready.append((leaf, value))
+    return ready
+
+
+def _share(leaf: Tensor, value: Tensor) -> bool:
+    return (value._is_view() or leaf._is_view()) and value.untyped_storage()._cdata == leaf.untyped_storage()._cdata
 
 
 def _last_rows_on(
@@ -569,29 +598,3 @@ def mask_mismatch(mask: Sequence[int], dim: int, sizes: Sequence[int]) -> Dimens
     """Create the error for a mask whose shape differs from that of its dimensions."""
     dims = f"dimension {dim}" if len(mask) == 1 else f"dimensions {dim} to {dim + len(mask) - 1}"
     return DimensionError(f"a mask of shape {list(mask)} does not match {dims} of shape {list(sizes)}")
-
-
-def nested_over(values: Tensor, sizes: Tensor) -> Tensor:
-    """Build a nested tensor (strided) over elements stored one row after the other, sharing their memory.
-
-    Args:
-        values: the elements `[total]`.
-        sizes: the shape of each row, int64 `[rows, dims]`; there are as many elements as that needs.
-    """
-    if not len(sizes):
-        return torch.nested.nested_tensor([], dtype=values.dtype, device=values.device)
-    steps = torch.ones_like(sizes)
-    for d in range(sizes.shape[1] - 2, -1, -1):
-        steps[:, d] = steps[:, d + 1] * sizes[:, d + 1].clamp(min=1)
-    counts = sizes.prod(1)
-    made: Tensor = torch._nested_view_from_buffer(_alone(values), sizes.clone(), steps, counts.cumsum(0) - counts)
-    return made
-
-
-def _alone(values: Tensor) -> Tensor:
-    """Return the elements as the whole of a storage: torch takes the storage of a buffer, wherever the view begins."""
-    if values.untyped_storage().nbytes() == values.nbytes:
-        return values
-    if values.device.type != "cpu":
-        return values.clone()
-    return torch.from_numpy(values.view(torch.uint8).numpy()).view(values.dtype)

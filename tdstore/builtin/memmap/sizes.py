@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tdstore.errors import InvalidArgumentError, InvalidTypeError
-from tdstore.index.rows import nested_over
+from tdstore.index.nested import nested_over
 
 
 def parse_size(shape: tuple[Any, ...], named: Any, fill_value: Any) -> tuple[Any, Any]:

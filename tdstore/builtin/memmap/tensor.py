@@ -29,7 +29,7 @@ from tdstore.errors import (
     InvalidTypeError,
     StoreNotFoundError,
 )
-from tdstore.index.rows import nested_over
+from tdstore.index.nested import nested_over
 from tdstore.pickling import rebuild
 from tdstore.storekit import files, refusals
 from tdstore.storekit.session import Lease

@@ -11,8 +11,9 @@ from tdstore.container.core.container import GROUP, VALUE, Container
 from tdstore.container.core.key_views import IsLeaf
 from tdstore.container.core.paths import entry_path
 from tdstore.container.core.tensorclasses import unwrap
+from tdstore.container.values.elements import spread_over
 from tdstore.container.values.nested_lists import levels_of
-from tdstore.container.values.nontensor import NonTensor, NonTensorStack, spread_over
+from tdstore.container.values.nontensor import NonTensor, NonTensorStack
 from tdstore.index.index_terms import as_terms
 from tdstore.index.selection import index_shape
 from tdstore.types import Path

@@ -505,9 +505,10 @@ class WritingMixin(Container):
         made: list[tuple[Any, list[str]]] = []
         try:
             self._plan_rows(changes, index, value, made)
-            changes.run()
+            changes.run(whole=bool(made))
         except BaseException:
-            take_back(made)
+            if not changes.done:
+                take_back(made)
             raise
 
     def _plan_rows(self, changes: Changes, index: Any, value: Any, made: list[tuple[Any, list[str]]]) -> None:
@@ -559,8 +560,9 @@ class WritingMixin(Container):
             elif kind == GROUP and mine == GROUP:
                 self._raw(key)._make_room(value._raw(key), shape, batch, made)
         if fresh:
-            self._assign({k: self._coerce(k, v) for k, v in fresh.items()})
+            entries = {k: self._coerce(k, v) for k, v in fresh.items()}
             made.append((self, list(fresh)))
+            self._assign(entries)
 
 
 def _batched_keys(td: Any) -> list[Any]:
@@ -582,7 +584,7 @@ def _zeros_for(entry: Any, batch: torch.Size, ndim: int) -> Any:
 def take_back(made: list[tuple[Any, list[str]]]) -> None:
     """Remove entries that were created for rows that could not be written after all: all or nothing."""
     for node, keys in reversed(made):
-        node._take_back(keys)
+        node._take_back([key for key in keys if node._kind(key) is not None])
 
 
 class How(NamedTuple):

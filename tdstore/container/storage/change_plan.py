@@ -12,12 +12,14 @@ from contextlib import nullcontext
 from typing import Any
 
 import msgspec
+from torch.compiler import is_compiling
 
 from tdstore.container.storage.column_plan import ValuePlan
 from tdstore.container.storage.handle import StoreHandle, without
 from tdstore.errors import OptionError, TDStoreError
 from tdstore.header import Group
 from tdstore.store import Cap
+from tdstore.threads import without_interrupts
 from tdstore.types import Path, Read, Write, path_text
 
 
@@ -122,24 +124,33 @@ class StorePlan(ValuePlan):
 Undo = Callable[[], None]
 
 
+def _begin_nothing(back: list[Undo]) -> None:
+    """Begin a write into memory only."""
+
+
 class Prepared:
     """A write into the entries of one container, all checked.
 
     Args:
-        begin: writes what a store may refuse for want of room. It adds to the list what takes that back.
-        finish: writes the rest, to memory.
+        finish: writes to memory.
+        begin: writes what a store may refuse for want of room, before. It adds to the list what takes that back.
     """
 
     __slots__ = ("begin", "finish")
 
-    def __init__(self, begin: Callable[[list[Undo]], None], finish: Callable[[], None]) -> None:
+    def __init__(self, finish: Callable[[], None], begin: Callable[[list[Undo]], None] = _begin_nothing) -> None:
         self.begin = begin
         self.finish = finish
 
     def __call__(self) -> None:
-        """Do all of it."""
+        """Do all of it; Ctrl-C waits."""
+        (self._run if is_compiling() else self._run_whole)()
+
+    def _run(self) -> None:
         begin_all([self])
         self.finish()
+
+    _run_whole = without_interrupts(_run)
 
 
 Step = Callable[[], None]
@@ -158,7 +169,7 @@ def together(steps: Sequence[Step]) -> Prepared:
         for step in steps:
             step.finish() if isinstance(step, Prepared) else step()
 
-    return Prepared(begin, finish)
+    return Prepared(finish, begin)
 
 
 def begin_all(steps: Iterable[Prepared | Changes]) -> None:
@@ -183,6 +194,8 @@ class Changes:
         self._plans: dict[int, StorePlan] = {}
         self._steps: list[Step] = []
         self._following: list[Step] = []
+        self.done = False
+        """Whether all was done, also where an interrupt came meanwhile."""
 
     def write(self, node: Any, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
         """Add a write into existing entries of a container, at a batch index or whole.
@@ -215,17 +228,32 @@ class Changes:
         self._steps.append(step)
         self._following.append(step)
 
-    def run(self) -> None:
-        """Do all of it: stores first."""
+    def run(self, *, whole: bool = False) -> None:
+        """Do all of it: stores first.
+
+        Ctrl-C waits for the end of writes into several places of memory, or into memory and a store. What changes one
+        store may take long, and be interrupted: the store does it or not.
+
+        Args:
+            whole: Ctrl-C waits anyway.
+        """
+        steps = len(self._steps) - len(self._following)
+        divided = whole or steps + (len(self._plans) if steps else 0) > 1 or Prepared in map(type, self._steps)
+        (self._run_whole if divided and not is_compiling() else self._run)()
+
+    def _run(self) -> None:
         try:
             begin_all([self])
             self.finish()
+            self.done = True
         except Exception:
             raise
         except BaseException:
             for step in self._following:
                 step()
             raise
+
+    _run_whole = without_interrupts(_run)
 
     def begin(self, back: list[Undo]) -> None:
         """Do what a store may refuse. What takes writes to live rows back is added to the list."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tdstore.container.storage.describe import naming, stored_value
 from tdstore.container.values.codecs import pickling
-from tdstore.container.values.nontensor import NonTensor, spread_over
+from tdstore.container.values.elements import spread_over
+from tdstore.container.values.nontensor import NonTensor
 from tdstore.container.varlen.columns import checked_end, column_leaves, grow, text_writes
 from tdstore.container.varlen.compaction import compact_columns
 from tdstore.container.varlen.encoding import encode_rows

@@ -12,6 +12,7 @@ from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, NonTensorStack
 from tdstore.errors import UnsupportedError
 from tdstore.pickling import rebuild
+from tdstore.threads import without_interrupts
 from tdstore.types import Path, path_text
 
 
@@ -69,6 +70,7 @@ class InlineStack(NonTensorStack):
             _InlineValues(entry.flat(), handle, path, shape), torch.arange(shape.numel(), device="cpu").reshape(shape)
         )
 
+    @without_interrupts
     def put(self, index: Any, part: NonTensor) -> bool:
         pool = self._pool
         if not isinstance(pool, _InlineValues):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -13,13 +13,15 @@ import torch
 
 from tdstore.container.values.lazy_gather import LazyGather, repeats
 from tdstore.container.values.shapes import ValueShapes
-from tdstore.errors import UnsupportedError
+from tdstore.errors import BatchSizeError, UnsupportedError
 from tdstore.index.index_terms import on_cpu
 
 if TYPE_CHECKING:
     from tdstore.container.values.nontensor import NonTensor
 
 V = TypeVar("V")
+Placed = tuple[list[Any], Iterator[tuple[int, Any]]]
+"""A list, and what is to be written into it at which places."""
 _UNCHANGING = {
     *(type(None), bool, int, float, complex, str, bytes, range, type, type(Ellipsis)),
     *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType),
@@ -161,3 +163,25 @@ def evened(values: Sequence[Any], dim: int) -> Sequence[Any]:
     sizes = {tuple(value.batch_size) for value in values}
     uneven = len(sizes) > 1 and len(set(map(len, sizes))) == 1
     return [value.tolist() for value in values] if uneven else values
+
+
+def set_each(placed: Iterator[tuple[int, Any]], values: list[Any]) -> None:
+    """Write values at their places in a list."""
+    for place, value in placed:
+        values[place] = value
+
+
+def spread_over(part: NonTensor, shape: torch.Size) -> list[Any]:
+    """Return the values of an entry, broadcast to a shape, in C order.
+
+    Raises:
+        BatchSizeError: it does not fit.
+    """
+    if isinstance(part, Elements):
+        try:
+            return part.move(lambda t: t.expand(shape)).flat() if part.batch_size != shape else part.flat()
+        except RuntimeError:
+            raise BatchSizeError(
+                f"cannot write values of shape {list(part.batch_size)} at an index of shape {list(shape)}"
+            ) from None
+    return [part.plain()] * shape.numel()

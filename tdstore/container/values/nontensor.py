@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tdstore.container.values import typed_metadata
 from tdstore.container.values.codecs import to_plain
-from tdstore.container.values.elements import Element, Elements, evened
+from tdstore.container.values.elements import Element, Elements, Placed, evened, set_each, spread_over
 from tdstore.container.values.equality import alike, equal
 from tdstore.container.values.lazy_gather import (
     MANY,
@@ -36,6 +36,7 @@ from tdstore.index.index_terms import on_cpu
 from tdstore.index.shapes import as_dim, as_size
 from tdstore.ops.rearrange import Padding
 from tdstore.settings import capture_non_tensor_stack
+from tdstore.threads import complete
 from tdstore.types import NamesLike
 
 
@@ -506,17 +507,22 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
 
     def put(self, index: Any, part: NonTensor) -> bool:
         """Write `part`, broadcast, at an index of the batch; False if that cannot be done in place."""
+        if repeats(self._at) and type(self._pool) is not PartValues:
+            return False
+        values, placed = self.placed(index, part)
+        complete(set_each, placed, values)
+        return True
+
+    def placed(self, index: Any, part: NonTensor) -> Placed:
+        """Prepare what `put` does: the list, and where in it to write which value."""
         if repeats(self._at):
-            if type(self._pool) is not PartValues:
-                return False
             self._become(self.own())
         places = self._at[on_cpu(index)]
         values = spread_over(part, places.shape)
         if self._gathers is not None:
             self._gathers.materialize()
-        for place, value in zip(places.flatten().tolist(), values, strict=True):
-            self._pool[place] = value
-        return True
+        pool = self._pool.values() if type(self._pool) is LazyGather else self._pool
+        return pool, zip(places.flatten().tolist(), values, strict=True)
 
     # -- in a store --------------------------------------------------------------------------
     def to_json(self) -> dict[str, Any]:
@@ -546,22 +552,6 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         if self.numel() <= SHOWN:
             return as_text(repr(self.tolist()), self.batch_size)
         return stack_text(self[:3].flat() if self.ndim == 1 else ["..."], self.batch_size)
-
-
-def spread_over(part: NonTensor, shape: torch.Size) -> list[Any]:
-    """Return the values of an entry, broadcast to a shape, in C order.
-
-    Raises:
-        BatchSizeError: it does not fit.
-    """
-    if isinstance(part, NonTensorStack):
-        try:
-            return part.move(lambda t: t.expand(shape)).flat() if part.batch_size != shape else part.flat()
-        except RuntimeError:
-            raise BatchSizeError(
-                f"cannot write values of shape {list(part.batch_size)} at an index of shape {list(shape)}"
-            ) from None
-    return [part.plain()] * shape.numel()
 
 
 def _joined(fn: Any, tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> NonTensor:

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from tdstore.container.entries.unbatched import LEAF, UnbatchedTensor
 from tdstore.container.values.codecs import pickling, to_plain, trusting
+from tdstore.container.values.elements import spread_over
 from tdstore.container.values.nested_lists import nested
-from tdstore.container.values.nontensor import NonTensor, NonTensorStack, spread_over
+from tdstore.container.values.nontensor import NonTensor, NonTensorStack
 from tdstore.container.varlen.encoding import Ints, decode_rows, encode_rows
 from tdstore.errors import CorruptStoreError, UntrustedDataError
 from tdstore.index.index_terms import as_terms
@@ -34,6 +35,7 @@ from tdstore.pickling import rebuild
 from tdstore.store import Cap
 from tdstore.storekit.foreign_strings import COLUMN_FROM, HEAD, SPANS, TEXT, mark_of, text_of
 from tdstore.storekit.pages import HOLES, reserve
+from tdstore.threads import without_interrupts
 from tdstore.types import LeafSpec, Path, Write, path_text
 
 _SPARE = 1 << 16
@@ -207,6 +209,7 @@ class LiveText(Text):
         self._follow(pairs)
         return Text(self._bytes, 0, self._what, self._url, self.trusted)
 
+    @without_interrupts
     def add(self, values: list[Any]) -> Tensor:
         """Write values behind the others: their offsets `[n, 2]`."""
         self._handle.check_writable()

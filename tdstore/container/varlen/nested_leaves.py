@@ -26,7 +26,7 @@ from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.varlen.rounds import Rounds, drive
 from tdstore.errors import CorruptStoreError, UnsupportedError
 from tdstore.header import NESTED_SHAPES, NESTED_SPANS, NESTED_VALUES, Group
-from tdstore.index.rows import nested_over
+from tdstore.index.nested import nested_over
 from tdstore.index.selection import Selection
 from tdstore.store import Cap, Store
 from tdstore.types import LeafSpec, Path, Read, path_text

@@ -21,7 +21,8 @@ from tdstore.container.storage.column_plan import ValuePlan
 from tdstore.container.storage.describe import STACK_KIND, describe, named_groups
 from tdstore.container.storage.entry_kinds import Leaf, NestedTensor, SubGroup
 from tdstore.container.values.codecs import pickling
-from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, spread_over
+from tdstore.container.values.elements import spread_over
+from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.varlen.columns import column_leaves
 from tdstore.container.varlen.nested_leaves import leaf_below
 from tdstore.errors import BatchSizeError, InvalidArgumentError, UnsupportedError
@@ -288,7 +289,7 @@ class StoredWrites(StoredTree):
     def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
         changes = Changes()
         self._plan_write(changes, entries, at)
-        return Prepared(changes.begin, changes.finish)
+        return Prepared(changes.finish, changes.begin)
 
     def _plan_rows(self, changes: Changes, index: Any, value: Any, made: list[tuple[Any, list[str]]]) -> None:
         """Plan `td[index] = value`. The index is parsed once where every entry of a TensorDict in memory is here."""

@@ -171,7 +171,7 @@ class ResidentTree(TensorDictBase):
                     value.finish()
 
         if all(isinstance(old, Tensor) for _, old, _ in ready):
-            return finish
+            return Prepared(finish) if len(ready) > 1 else finish
 
         def begin(back: list[Undo]) -> None:
             for key, old, value in ready:
@@ -186,7 +186,7 @@ class ResidentTree(TensorDictBase):
                 elif isinstance(old, Container):
                     value.begin(back)
 
-        return Prepared(begin, finish)
+        return Prepared(finish, begin)
 
     def _leaf_at(self, key: str, index: Any) -> Tensor:
         leaf: Tensor = self._data[key]

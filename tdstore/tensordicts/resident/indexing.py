@@ -27,7 +27,6 @@ from tdstore.index.rows import (
     COPIED_DTYPES,
     at_rows,
     check_rows,
-    put_rows,
     rows_on,
     take,
     take_by_numpy,
@@ -37,6 +36,7 @@ from tdstore.index.selection import as_rows, index_shape
 from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES, LARGE, empty, reserve
 from tdstore.tensordicts.resident.entries import VIEW_FLAGS
+from tdstore.tensordicts.resident.leaf_writes import assign_at, fill_at, fill_masked, fill_rows
 from tdstore.tensordicts.resident.store_backed import BindingMixin
 from tdstore.tensordicts.resident.write_checks import are_plain, check_copies, copy_plain, is_unexpanded, same_value
 from tdstore.types import Names
@@ -263,6 +263,7 @@ class IndexedTree(BindingMixin):
         leaves: list[Tensor] = []
         if not batch or HOLES or not self._takes_number(value, leaves) or not leaves:
             return False  # without leaves, nothing would look at the index
+        at: list[tuple[Tensor, Tensor]] = []
         if kind is tuple:
             found = basic_shape(index, batch)
             if found is None:
@@ -275,7 +276,8 @@ class IndexedTree(BindingMixin):
                 return False
             for leaf in leaves:
                 wide = index.reshape(*index.shape, *(1,) * (leaf.ndim - index.ndim))
-                leaf.masked_fill_(wide.to(leaf.device), value)
+                at.append((leaf, wide.to(leaf.device)))
+            fill_masked(at, value)
             return True
         elif (kind is int and -batch[0] <= index < batch[0]) or (
             kind is slice and (index.step is None or index.step > 0)
@@ -289,10 +291,10 @@ class IndexedTree(BindingMixin):
             by_device: dict[torch.device, Tensor] = {}
             for leaf in leaves:
                 here = rows if leaf.device == rows.device else rows_on(leaf.device, rows, batch[0], by_device)
-                leaf.index_fill_(0, here, value)
+                at.append((leaf, here))
+            fill_rows(at, value)
             return True
-        for leaf in leaves:
-            leaf[terms] = value
+        fill_at(terms, leaves, value)
         return True
 
     def _takes_number(self, value: float, leaves: list[Tensor]) -> bool:
@@ -436,21 +438,7 @@ class IndexedTree(BindingMixin):
         if HOLES:
             for mine, _ in pairs:
                 reserve(mine, (index,))
-        if isinstance(index, Tensor):
-            by_device: dict[torch.device, tuple[Tensor, Tensor | None]] = {}
-            for mine, theirs in pairs:
-                put_rows(mine, index, theirs, by_device)
-        else:
-            left = iter(pairs)
-            try:
-                for mine, theirs in left:
-                    mine[index] = theirs
-            except KeyboardInterrupt:  # it comes between two leaves: the others are written first
-                for mine, theirs in left:
-                    mine[index] = theirs
-                raise
-        for stack, part in values:
-            stack.put(index, part)
+        assign_at(index, pairs, values)
 
     def _pair(self, other: IndexedTree, n: int, shift: int, pairs: TensorPairs, values: ValuePairs) -> bool:
         """Match tensors, and values of which each row has its own, by key. False if anything does not fit.

@@ -235,7 +235,7 @@ class BindingMixin(LeafwiseTree):
                 raise
             back.append(undo)
 
-        return Prepared(begin, write.finish)
+        return Prepared(write.finish, begin)
 
     def _check_slice(self, entries: Mapping[str, Any], keys: list[str]) -> None:
         """Refuse to write into some rows what is one value of the dataset, or of shared memory."""
@@ -458,7 +458,7 @@ class BindingMixin(LeafwiseTree):
         if any(p not in handle.specs or handle.specs[p].dtype != v.dtype for p, v in zip(paths, values, strict=True)):
             return False
         at = (slice(start, max(start, stop), step),)
-        handle.store.write([Write(p, at, v.detach()) for p, v in zip(paths, values, strict=True)])
+        without_interrupts(handle.store.write)([Write(p, at, v.detach()) for p, v in zip(paths, values, strict=True)])
         return True
 
     # -- adding to the store -------------------------------------------------------------------

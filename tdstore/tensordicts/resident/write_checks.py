@@ -28,8 +28,6 @@ _DENSE = torch.strided
 _REHEARSED: set[tuple[Any, ...]] = set()
 """Functions, dtypes and numbers that were rehearsed without an error."""
 _MOST_REHEARSED = 256
-_MANY = 3
-"""From so many tensors on one call for all is faster."""
 
 
 def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -47,22 +45,16 @@ def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 def copy_plain(mine: Tensors, theirs: Tensors) -> None:
     """Write tensors into others of the same shape, where none can fail but for want of disk space.
 
-    Ctrl-C comes between two copies, and is raised after the last one.
+    All are written though Ctrl-C comes, or none: torch writes them by one call.
     """
     if HOLES:
         for target in mine:
             reserve(target)
-    if len(mine) >= _MANY and not traced():
+    if len(mine) > 1 and not traced():
         torch._foreach_copy_(mine, theirs)
-    else:
-        pairs = zip(mine, theirs, strict=True)
-        try:
-            for target, source in pairs:
-                target.copy_(source)
-        except KeyboardInterrupt:
-            for target, source in pairs:
-                target.copy_(source)
-            raise
+        return
+    for target, source in zip(mine, theirs, strict=True):
+        target.copy_(source)
 
 
 def are_plain(pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:

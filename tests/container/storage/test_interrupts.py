@@ -14,6 +14,7 @@ import torch
 
 import tdstore
 from tdstore import TensorDict
+from tdstore.errors import DirtyStoreError, StoreNotFoundError
 from tests import interrupts
 
 COMMITS = {"_catch_up", "_commit", "_commit_root", "_follow", "_put_root", "_record", "_save", "_settle", "_settle_log"}
@@ -56,6 +57,62 @@ def remade(kind: str, folder: Path, **options: Any) -> Callable[[], str]:
 )
 def test_an_interrupted_change_happened_or_did_not(kind: str, change: Callable[[Any], None], tmp_path: Path) -> None:
     assert interrupts.sweep(remade(kind, tmp_path), change, COMMITS) > 20
+
+
+ROWS = COMMITS | {
+    "_assign",
+    "_make_room",
+    "_run",
+    "_set_rows",
+    "_take_back",
+    "begin",
+    "finish",
+    "put",
+    "run",
+    "take_back",
+}
+
+
+@pytest.mark.parametrize("kind", ["memmap", "h5", "zarr", "objects"])
+@pytest.mark.parametrize("change", [interrupts.write_rows, interrupts.write_new_rows])
+def test_an_interrupted_write_of_rows_happened_or_did_not(
+    kind: str, change: Callable[[Any], None], tmp_path: Path
+) -> None:
+    """Rows that are written must keep the entry that was made for them, and others must not get it."""
+    assert interrupts.sweep(remade(kind, tmp_path), change, ROWS) > 5
+
+
+@pytest.mark.parametrize("change", [interrupts.add, interrupts.append, interrupts.write_new_rows])
+def test_an_interrupted_change_of_shared_memory_happened_or_did_not(change: Callable[[Any], None]) -> None:
+    """A store that does not know its own commit would take it for one of another writer."""
+
+    def make() -> str:
+        interrupts.dataset().save("shm://interrupts", mode="w").close()
+        return "shm://interrupts"
+
+    assert interrupts.sweep(make, change, ROWS | {"_publish"}) > 20
+
+
+def test_an_interrupted_version_is_made_or_not(tmp_path: Path) -> None:
+    interrupts.sweep_version(remade("objects", tmp_path), OBJECTS)
+
+
+def test_an_interrupted_copy_is_finished_by_the_next(tmp_path: Path) -> None:
+    place, within = tmp_path / "copy.h5", {"_checkpoints", "_open", "_stream", "commit", "run", "save", "stream"}
+    interrupts.dataset().save(tmp_path / "source").close()
+    copy = partial(tdstore.copy, tmp_path / "source", place, block_bytes=16, checkpoint=0)
+    places = interrupts.interrupted(copy, sys.maxsize, within)
+    assert places > 10
+    for number in range(1, places + 1, -(-places // 8)):
+        place.unlink(missing_ok=True)
+        assert interrupts.interrupted(copy, number, within) == number
+        try:
+            with tdstore.open(place) as found:
+                interrupts.shown(found)
+        except (DirtyStoreError, StoreNotFoundError):
+            copy()
+        with tdstore.open(place, verify="full") as found:
+            assert interrupts.shown(found) == interrupts.shown(interrupts.dataset()), number
 
 
 def test_an_interrupted_make_memmap_happened_or_did_not(tmp_path: Path) -> None:
