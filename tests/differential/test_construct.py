@@ -184,6 +184,17 @@ case("to another dtype keeps the source", lambda M: (lambda td: (td.to(torch.flo
 case("to a dtype and device", lambda M: M.sample("nested").to("cpu", torch.float16))
 case("to like a tensor", lambda M: M.sample("nested").to(torch.zeros(1, dtype=torch.float64)))
 case("to like a TensorDict", lambda M: M.sample("nested").to(M.sample("on_cpu")))
+
+
+def in_place(M, *args):
+    td = M.sample("nested")
+    nested = td["n"]
+    same = td.to(*args, inplace=True) is td
+    return same, td["n"] is nested, nested.device, [(x.dtype, x.device) for x in nested.values(True, True)]
+
+
+for i, args in enumerate([(torch.float64,), ("meta",), ("cpu", torch.float16)]):
+    case(f"to in place {i}", lambda M, args=args: in_place(M, *args))
 case("to keyword dtype", lambda M: M.sample("nested").to(dtype=torch.int32))
 case("to keyword device", lambda M: M.sample("nested").to(device="cpu"))
 case("to batch_size", lambda M: M.sample("nested").to(batch_size=[4]))

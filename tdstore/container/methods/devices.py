@@ -125,6 +125,10 @@ class PlacingMixin(Container):
             made.clear_device_()
         if not inplace:
             return made
+        here: Any = self
+        if type(self) is self._resident_class and here._binding is None and not self.is_locked:
+            result: Self = here._become(made)  # with the nested TensorDicts, which others may hold
+            return result
         if each or dtype is not None:
             self._whole("cast entries")
         self._assign(dict(made.items()))
