@@ -23,6 +23,12 @@ MORE: list[tuple[str, str, str]] = [
         "h = td.to_h5('f.h5')\nwith h:\n    pass\nh['a'].sum().item()",
         "ValueError",
     ),
+    (
+        "refuse a key that is not there",
+        "td.update_(T({'a': torch.ones(3), 'z': torch.ones(3)}, [3]))['a'].sum()",
+        "KeyError",
+    ),
+    ("that is `named_apply` here", "td.apply(lambda key, x: x, named=True)['a'].shape", "TypeError"),
     ("the same after `expand` or `pad`", "named.expand(2, 3)['s']", "text"),
     ("a TensorDict takes no attributes of its own", "td.note = 1", "AttributeError"),
     ("text in an array is one value per row", "T({'s': np.array(['a', 'b'])}, [2])[0]['s']", "a"),
@@ -77,7 +83,8 @@ MORE: list[tuple[str, str, str]] = [
         "batch_size=[2])",
         "True",
     ),
-    ("writes into the leaves of a locked `td`", "td.lock_().apply(lambda x: x + 1, out=td)['a'].sum().item()", "6.0"),
+    ("write into the leaves of a locked `td`", "td.lock_().apply(lambda x: x + 1, out=td)['a'].sum().item()", "6.0"),
+    ("`where(mask, other, out=td)` write", "td.lock_().where(td['a'] > 9, 2.0, out=td)['a'].sum().item()", "6.0"),
     ("refuses keywords that it does not have", "td.apply(lambda x: x, inplce=True)", "TypeError"),
     ("`assert_close` compares values", "M.assert_close(T({'s': 'a'}), T({'s': 'b'}))", "AssertionError"),
     (
