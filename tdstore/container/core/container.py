@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tdstore.arguments import check_batch_dims
 from tdstore.container.core.dim_names import NamesMixin
-from tdstore.container.core.locks import READONLY, LockMixin, _bare
+from tdstore.container.core.locks import READONLY, LockMixin
 from tdstore.container.core.paths import entry_path
 from tdstore.container.core.primitives import GROUP as GROUP
 from tdstore.container.core.primitives import LEAF as LEAF
@@ -395,7 +395,7 @@ class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, 
         plain = self._resident_class
         waiting: list[Any] = [value]
         for node in waiting:  # which grows
-            group = node if type(node) is plain else _bare(node)
+            group = node if type(node) is plain else getattr(node, "_tensordict", node)  # of a tensorclass
             if group is self:
                 return True
             if type(group) is plain:
