@@ -12,12 +12,11 @@ from tdstore.container.core.container import Container, EntrySource
 from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.functions.broadcast import expanded_as, uneven, widened
-from tdstore.container.methods.apply import keeps_leaves
+from tdstore.container.methods.apply import check_trees, keeps_leaves
 from tdstore.container.storage.block_writer import into, rows_of
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.errors import BatchSizeError, InvalidTypeError, KeyNotFoundError, UnsupportedError
 from tdstore.keys import unravel
-from tdstore.ops.base import check_container
 from tdstore.types import Number, Path, path_text
 
 
@@ -120,6 +119,7 @@ class MaskingMixin(Container):
         Raises:
             KeyNotFoundError: one side lacks an entry, and there is no `pad`.
             RuntimeError: the shapes of two leaves do not broadcast.
+            ReadOnlyError: `out`, or a TensorDict in it, was opened for reading.
 
         Example:
             >>> td = TensorDict({"a": torch.tensor([1, 2, 3])}, [3])
@@ -128,7 +128,7 @@ class MaskingMixin(Container):
         """
         check_mask(condition, "condition")
         if out is not None:
-            check_container(out, "out")
+            check_trees((), out)
         if update_batch_size and out is not None:
             out.batch_size = self.batch_size
         if out is None:
