@@ -16,7 +16,7 @@ from tdstore.index.rows import FEW, ONE_THREAD, check_rows, put_rows
 from tdstore.index.tracing import traced
 from tdstore.storekit.pages import HOLES, reserve
 from tdstore.tensordicts.resident.indexing import IndexedTree
-from tdstore.tensordicts.resident.write_checks import is_unexpanded
+from tdstore.tensordicts.resident.write_checks import copy_all, is_unexpanded
 from tdstore.types import IndexType, NestedKey, Number
 
 _CPU = torch.device("cpu")
@@ -72,7 +72,12 @@ class EntryTree(IndexedTree):
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
         mine = self._plain_leaf(key) if type(item) is Tensor and not item.is_nested else None
         if mine is None or mine.shape != item.shape:
-            return super().set_(key, item)
+            group: Any = self._data.get(key) if type(key) is str and type(item) is not Tensor else None
+            pairs = group._pairs(item) if isinstance(group, EntryTree) else None  # type: ignore[attr-defined]
+            if pairs is None:
+                return super().set_(key, item)
+            copy_all(pairs)
+            return self
         if HOLES:
             reserve(mine)
         mine.copy_(item)

@@ -244,14 +244,14 @@ class IndexedTree(BindingMixin):
                 return
         elif self._write_views(index, value):
             return
-        same = self._same_at(index, value) if isinstance(value, IndexedTree) else None
+        same = self._same_at(index, value)
         if same is None:
             super()._set_rows(index, value)
         else:
             self._write_same(*same)
 
     def _plan_rows(self, changes: Any, index: Any, value: Any, made: list[tuple[Any, list[str]]]) -> None:
-        same = self._same_at(index, value) if isinstance(value, IndexedTree) else None
+        same = self._same_at(index, value)
         if same is None:
             super()._plan_rows(changes, index, value, made)
         else:
@@ -401,13 +401,15 @@ class IndexedTree(BindingMixin):
                 return False
         return True
 
-    def _same_at(self, index: Any, value: IndexedTree) -> tuple[Any, TensorPairs, ValuePairs] | None:
-        """Return the checked index, and pairs of tensors and values of this one and of one of the same structure.
+    def _same_at(self, index: Any, value: Any) -> tuple[Any, TensorPairs, ValuePairs] | None:
+        """Return the checked index, and pairs of tensors and values of this one and of what is written there.
 
-        None if it has another structure (dtypes aside), or the index needs a closer look.
+        None if that is no TensorDict of the same structure (dtypes aside) and no dict of tensors with some of its keys,
+        or if the index needs a closer look.
         """
         batch, kind = self._batch_size, type(index)
-        if not batch or self._state & READONLY:
+        loose = type(value) is dict
+        if not batch or self._state & READONLY or not (loose or isinstance(value, IndexedTree)):
             return None
         if kind is int and -batch[0] <= index < batch[0]:
             new = batch[1:]
@@ -422,7 +424,10 @@ class IndexedTree(BindingMixin):
             return None
         pairs: TensorPairs = []
         values: ValuePairs = []
-        if value._batch_size != new or not self._pair(value, len(batch), len(new) - len(batch), pairs, values):
+        if loose:
+            if not self._pair_some(value, len(batch), new, pairs) or not pairs:
+                return None
+        elif value._batch_size != new or not self._pair(value, len(batch), len(new) - len(batch), pairs, values):
             return None
         if not are_plain(pairs):
             if any(mine.is_nested or theirs.is_nested for mine, theirs in pairs):
@@ -439,6 +444,32 @@ class IndexedTree(BindingMixin):
             for mine, _ in pairs:
                 reserve(mine, (index,))
         assign_at(index, pairs, values)
+
+    def _pair_some(self, entries: dict[Any, Any], n: int, new: torch.Size, pairs: TensorPairs) -> bool:
+        """Match tensors of a dict, whose first dimensions are `new`, by key. False if anything does not fit."""
+        missing = len(entries)
+        lead = len(new)
+        for key, mine in self._data.items():  # in whose order the store would write them
+            theirs = entries.get(key)
+            if theirs is None:
+                continue
+            missing -= 1
+            if type(mine) is Tensor is type(theirs):
+                try:
+                    shape = theirs.shape
+                    if len(shape) - lead != mine.ndim - n or shape[:lead] != new or shape[lead:] != mine.shape[n:]:
+                        return False
+                except RuntimeError:  # a nested tensor
+                    return False
+                pairs.append((mine, theirs))
+            elif not (
+                type(theirs) is dict
+                and isinstance(mine, IndexedTree)
+                and not mine._state & READONLY
+                and mine._pair_some(theirs, n, new, pairs)
+            ):
+                return False
+        return not missing
 
     def _pair(self, other: IndexedTree, n: int, shift: int, pairs: TensorPairs, values: ValuePairs) -> bool:
         """Match tensors, and values of which each row has its own, by key. False if anything does not fit.

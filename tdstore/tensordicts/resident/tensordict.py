@@ -338,8 +338,7 @@ class TensorDict(EntryTree):
             elif len(at) == 1:
                 if self._write_views(at[0], source):
                     return self
-                same = self._same_at(at[0], source) if isinstance(source, TensorDict) else None
-                if same is not None:
+                if (same := self._same_at(at[0], source)) is not None:
                     self._write_same(*same)
                     return self
         return super()._update_in_place(source, at, keys_to_update)
