@@ -43,7 +43,6 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "td.new_ones(2)": _ROWS,
         "td.new_full((2,), 1)": _ROWS,
     },
-    "lazy 0": {"td[1:1]": "a stack without elements has no keys"},
     "lazy 1": {
         "td.tensor_split([1, 2], 1)": "a stack without elements has no keys",
         "td.auto_batch_size_(1)": "the stack dimension is the second",
