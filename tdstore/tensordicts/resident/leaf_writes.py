@@ -28,6 +28,11 @@ def assign_at(index: Any, pairs: TensorPairs, values: ValuePairs = ()) -> None:
         complete(_copy_each if type(index) is Tensor else _assign_each, iter(ready), index)
 
 
+def copy_each(pairs: TensorPairs) -> None:
+    """Copy tensors into others of their shapes, so that gradients flow to what is copied."""
+    complete(_copy_whole, iter(pairs), None)
+
+
 def fill_at(terms: Any, leaves: Iterable[Tensor], value: float) -> None:
     """Write a number at an index of views."""
     complete(_fill_each, iter(leaves), (terms, value))
@@ -50,6 +55,11 @@ def _put_all(rows: Tensor, pairs: TensorPairs, values: ValuePairs) -> None:
         put_rows(mine, rows, theirs, by_device)
     for stack, part in values:
         stack.put(rows, part)
+
+
+def _copy_whole(pairs: Iterator[tuple[Tensor, Tensor]], _: None) -> None:
+    for mine, theirs in pairs:
+        mine.copy_(theirs)
 
 
 def _assign_each(pairs: Iterator[tuple[Tensor, Tensor]], index: Any) -> None:

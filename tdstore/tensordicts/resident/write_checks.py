@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -21,10 +21,12 @@ from tdstore.container.varlen.columns import PackedStack
 from tdstore.errors import BatchSizeError, GradientError, InvalidStateError
 from tdstore.index.tracing import one_by_one, traced
 from tdstore.storekit.pages import HOLES, reserve
+from tdstore.tensordicts.resident.leaf_writes import copy_each
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
 _DENSE = torch.strided
+_REQUIRES_GRAD = attrgetter("requires_grad")
 _REHEARSED: set[tuple[Any, ...]] = set()
 """Functions, dtypes and numbers that were rehearsed without an error."""
 _MOST_REHEARSED = 256
@@ -50,11 +52,13 @@ def copy_plain(mine: Tensors, theirs: Tensors) -> None:
     if HOLES:
         for target in mine:
             reserve(target)
-    if len(mine) > 1 and not traced():
+    if len(mine) == 1 or traced():
+        for target, source in zip(mine, theirs, strict=True):
+            target.copy_(source)
+    elif torch.is_grad_enabled() and True in map(_REQUIRES_GRAD, theirs):
+        copy_each(tuple(zip(mine, theirs, strict=True)))  # the call for all has no rule for gradients
+    else:
         torch._foreach_copy_(mine, theirs)
-        return
-    for target, source in zip(mine, theirs, strict=True):
-        target.copy_(source)
 
 
 def are_plain(pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
