@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tdstore import unravel_key
 from tdstore.arguments import as_list, check_flags, refuse_type
 from tdstore.errors import InvalidArgumentError, InvalidKeyError, InvalidStateError, InvalidTypeError
+from tdstore.keys import unravel
 from tdstore.rl.buffers.prioritized import PrioritizedSampler, Reduction
 from tdstore.rl.buffers.samplers import Info, Sampler
 from tdstore.rl.buffers.trajectories import ParallelTrajectories, RowMarks, Trajectories, row_marks
@@ -45,9 +45,10 @@ def _key(key: NestedKey, name: str) -> NestedKey:
         InvalidKeyError: it is neither a string nor a (nested) tuple of strings.
     """
     try:
-        return unravel_key(key)
+        path = unravel(key)
     except InvalidKeyError as error:
         raise InvalidKeyError(f"{name}: {error.message}", hint=error.hint) from None
+    return path[0] if len(path) == 1 else path
 
 
 class SliceSampler(Sampler):
