@@ -195,6 +195,7 @@ def in_place(M, *args):
 
 for i, args in enumerate([(torch.float64,), ("meta",), ("cpu", torch.float16)]):
     case(f"to in place {i}", lambda M, args=args: in_place(M, *args))
+    case(f"to in place of a locked one {i}", lambda M, args=args: M.sample("nested").lock_().to(*args, inplace=True))
 case("to keyword dtype", lambda M: M.sample("nested").to(dtype=torch.int32))
 case("to keyword device", lambda M: M.sample("nested").to(device="cpu"))
 case("to batch_size", lambda M: M.sample("nested").to(batch_size=[4]))

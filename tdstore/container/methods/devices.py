@@ -69,6 +69,7 @@ class PlacingMixin(Container):
         Raises:
             TypeError: an argument is none of these, or given twice.
             RuntimeError: there is no such device.
+            LockedError: `inplace`, and this TensorDict is locked.
 
         Example:
             >>> td = TensorDict({"a": torch.arange(2)}, [2])
@@ -111,6 +112,8 @@ class PlacingMixin(Container):
                 same: Self = self.clone(recurse=False)
                 return same.lock_() if self.is_locked else same
             return self
+        if inplace and self.is_locked:
+            raise self._refuse_locked("convert entries in place")
         made: Self = converted(self, each, non_blocking) if each else self
         if cast_filter is not None and dtype is not None:
             cast: Any = made
@@ -126,7 +129,7 @@ class PlacingMixin(Container):
         if not inplace:
             return made
         here: Any = self
-        if type(self) is self._resident_class and here._binding is None and not self.is_locked:
+        if type(self) is self._resident_class and here._binding is None:
             result: Self = here._become(made)  # with the nested TensorDicts, which others may hold
             return result
         if each or dtype is not None:
