@@ -116,6 +116,8 @@ class Given:
     masked = cached_property(lambda self: self.other[self.mask])
     column = cached_property(lambda self: self.other[:, 0])
     values = cached_property(lambda self: self.other.to_dict())
+    row_values = cached_property(lambda self: self.row.to_dict())
+    some_values = cached_property(lambda self: self.some.to_dict())
     entries = cached_property(lambda self: dict(self.other.items()))
     state = cached_property(lambda self: self.other.state_dict())
 
