@@ -52,7 +52,7 @@ def copy_plain(mine: Tensors, theirs: Tensors) -> None:
     if HOLES:
         for target in mine:
             reserve(target)
-    if len(mine) == 1 or traced():
+    if len(mine) < 2 or traced():
         for target, source in zip(mine, theirs, strict=True):
             target.copy_(source)
     elif torch.is_grad_enabled() and True in map(_REQUIRES_GRAD, theirs):
