@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tdstore.container.values.nontensor import NonTensor
 
 V = TypeVar("V")
-Placed = tuple[list[Any], Iterator[tuple[int, Any]]]
+PutPlan = tuple[list[Any], Iterator[tuple[int, Any]]]
 """A list, and what is to be written into it at which places."""
 _UNCHANGING = {
     *(type(None), bool, int, float, complex, str, bytes, range, type, type(Ellipsis)),

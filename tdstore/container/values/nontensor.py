@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tdstore.container.values import typed_metadata
 from tdstore.container.values.codecs import to_plain
-from tdstore.container.values.elements import Element, Elements, Placed, evened, set_each, spread_over
+from tdstore.container.values.elements import Element, Elements, PutPlan, evened, set_each, spread_over
 from tdstore.container.values.equality import alike, equal
 from tdstore.container.values.lazy_gather import (
     MANY,
@@ -509,11 +509,11 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         """Write `part`, broadcast, at an index of the batch; False if that cannot be done in place."""
         if repeats(self._at) and type(self._pool) is not PartValues:
             return False
-        values, placed = self.placed(index, part)
+        values, placed = self.put_plan(index, part)
         complete(set_each, placed, values)
         return True
 
-    def placed(self, index: Any, part: NonTensor) -> Placed:
+    def put_plan(self, index: Any, part: NonTensor) -> PutPlan:
         """Prepare what `put` does: the list, and where in it to write which value."""
         if repeats(self._at):
             self._become(self.own())

@@ -255,7 +255,7 @@ class ElementTree(LazyOps):
             return False
         if not mine or not are_plain(zip(mine, theirs, strict=True)):
             return False
-        copy_plain(mine, _cloned(theirs) if _share(mine, theirs) else theirs)
+        copy_plain(mine, _clones(theirs) if _share(mine, theirs) else theirs)
         return True
 
     def _pair_elements(self, source: Any, mine: list[Tensor], theirs: list[Tensor]) -> bool:
@@ -393,7 +393,7 @@ class ElementTree(LazyOps):
         for td, part in zip(tds, parts, strict=True):
             if not isinstance(td, IndexedTree) or not td._views_to_write(inner, part, views, sources):
                 return False
-        copy_plain(views, _cloned(sources) if len(tds) > 1 and _share(views, sources) else sources)
+        copy_plain(views, _clones(sources) if len(tds) > 1 and _share(views, sources) else sources)
         return True
 
     def _fill_elements(self, tds: Sequence[Any], value: float) -> bool:
@@ -416,7 +416,7 @@ def _have_same_keys(tds: Sequence[Any]) -> bool:
     return all(kinds == first for kinds in others) and all(_have_same_keys([td._raw(k) for td in tds]) for k in groups)
 
 
-def _cloned(tensors: list[Tensor]) -> list[Tensor]:
+def _clones(tensors: list[Tensor]) -> list[Tensor]:
     return [tensor.clone() for tensor in tensors]
 
 

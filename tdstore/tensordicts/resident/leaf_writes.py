@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdstore.container.values.elements import Placed
+from tdstore.container.values.elements import PutPlan
 from tdstore.container.values.nontensor import NonTensor, NonTensorStack
 from tdstore.index.rows import for_index_copy, put_rows
 from tdstore.threads import complete, without_interrupts
@@ -23,9 +23,9 @@ def assign_at(index: Any, pairs: TensorPairs, values: ValuePairs = ()) -> None:
     if ready is None:
         _put_all(index, pairs, values)
     elif values:
-        complete(_write_each, iter(ready), (index, [stack.placed(index, part) for stack, part in values]))
+        complete(_write_each, iter(ready), (index, [stack.put_plan(index, part) for stack, part in values]))
     else:
-        complete(_copy_each if type(index) is Tensor else _assign_each, iter(ready), index)
+        complete(_copy_rows if type(index) is Tensor else _assign_each, iter(ready), index)
 
 
 def copy_each(pairs: TensorPairs) -> None:
@@ -67,14 +67,14 @@ def _assign_each(pairs: Iterator[tuple[Tensor, Tensor]], index: Any) -> None:
         mine[index] = theirs
 
 
-def _copy_each(pairs: Iterator[tuple[Tensor, Tensor]], rows: Tensor) -> None:
+def _copy_rows(pairs: Iterator[tuple[Tensor, Tensor]], rows: Tensor) -> None:
     for mine, theirs in pairs:
         mine.index_copy_(0, rows, theirs)
 
 
-def _write_each(pairs: Iterator[tuple[Tensor, Tensor]], rest: tuple[Any, list[Placed]]) -> None:
+def _write_each(pairs: Iterator[tuple[Tensor, Tensor]], rest: tuple[Any, list[PutPlan]]) -> None:
     index, columns = rest
-    (_copy_each if type(index) is Tensor else _assign_each)(pairs, index)
+    (_copy_rows if type(index) is Tensor else _assign_each)(pairs, index)
     for values, placed in columns:
         for place, value in placed:
             values[place] = value
