@@ -16,7 +16,7 @@ from tdstore.rl.storages.lazy_kinds import LazyTensorStorage
 from tdstore.rl.storages.tabular import OnMismatch
 from tdstore.rl.tables.columns import Column
 from tdstore.rl.tables.conversion import columns_of, length_of, structure_of
-from tdstore.rl.tables.row_sets import RowSet
+from tdstore.rl.tables.row_sets import RowSet, count_rows
 from tdstore.rl.tables.state import Ints, State
 from tdstore.rl.tables.structure import Structure
 from tdstore.rl.tables.table import ArrayTable, DeviceTable, Table
@@ -124,7 +124,7 @@ class ContainerTable(Table):
     def write(self, rows: RowSet, values: Sequence[Any]) -> None:
         """Write rows to the backend."""
         index = rows if isinstance(rows, slice) else torch.from_numpy(rows)
-        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        count = count_rows(rows)
         self.td[index] = self.structure.build([value.reshape(count, *value.shape[1:]) for value in values], (count,))
 
     def gather(self, slots: Ints) -> list[Tensor]:
